@@ -1,0 +1,53 @@
+# Two commands do everything on a fresh machine: `make run` and `make test`. The others are their parts.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+NATIVE := $(wildcard kvasir/kernels/csrc/*.c kvasir/kernels/csrc/*.h) kvasir/kernels/build.py tools/build/backend.py
+
+.PHONY: run test lint types unit bench clean help
+.DEFAULT_GOAL := help
+
+help:  ## Show what each target does
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 14
+
+$(VENV)/.python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "Kvasir needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1). Name another: make run PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { echo "python3 -m venv failed: install your system's python3-venv package, then run this again."; exit 1; }
+	@touch $@
+
+$(VENV)/.run: $(VENV)/.python requirements.txt pyproject.toml $(NATIVE)
+	@echo "Installing Kvasir into $(VENV) (the first time takes a few minutes: torch is large)"
+	@$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.txt || { echo "pip could not install the packages named in requirements.txt; its message is above."; exit 1; }
+	@$(BIN)/python -m kvasir.kernels.build
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.run requirements-dev.txt tools/install_test_tools.sh
+	@$(BIN)/pip install --quiet --disable-pip-version-check -r requirements-dev.txt || { echo "pip could not install the packages named in requirements-dev.txt; its message is above."; exit 1; }
+	@sh tools/install_test_tools.sh
+	@touch $@
+
+run: $(VENV)/.run  ## Generate with every expert computed by two workers, and compare with one process
+	@$(BIN)/python manage.py demo
+
+test: $(VENV)/.dev lint types unit  ## Everything that CI checks
+
+lint: $(VENV)/.dev  ## ruff and the import rules
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/lint-imports
+
+types: $(VENV)/.dev  ## mypy --strict
+	@$(BIN)/mypy
+
+unit: $(VENV)/.dev  ## All tests, with coverage
+	@$(BIN)/coverage erase
+	@$(BIN)/coverage run -m pytest
+	@$(BIN)/coverage combine --quiet && $(BIN)/coverage report --fail-under=85 | tail -n 40
+
+bench: $(VENV)/.dev  ## The benchmarks, one JSON line each
+	@for name in exact expert generate load; do $(BIN)/python -m benchmarks.bench_$$name --json || exit 1; done
+
+clean:  ## Remove the environment and what was built
+	rm -rf $(VENV) kvasir/kernels/_native build *.egg-info run

@@ -1,0 +1,112 @@
+"""Which worker computes which routed pair: pure functions over a coverage snapshot.
+
+`dispatch` calls this once a MoE layer. Nothing here knows sockets, clocks or tensors' values beyond expert ids; the
+same inputs always give the same placement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kvasir.experts import ExpertRange
+
+IntArray = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One live copy of an expert: the worker that holds it and its local id there."""
+
+    worker_id: str
+    local_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class CoverageSnapshot:
+    """Replicas by (layer, expert_id). Replicas of one expert are in the order of their workers' ids."""
+
+    replicas: Mapping[tuple[int, int], tuple[Replica, ...]]
+
+    @staticmethod
+    def build(coverage: Mapping[str, Iterable[ExpertRange]]) -> CoverageSnapshot:
+        """From what each worker holds. A worker's local ids count through its ranges of a layer in ascending order."""
+        found: dict[tuple[int, int], list[Replica]] = {}
+        for worker_id in sorted(coverage):
+            next_local: dict[int, int] = {}
+            for held in sorted(coverage[worker_id]):
+                first = next_local.get(held.layer, 0)
+                for offset in range(held.n_experts):
+                    replica = Replica(worker_id, first + offset)
+                    found.setdefault((held.layer, held.start + offset), []).append(replica)
+                next_local[held.layer] = first + held.n_experts
+        return CoverageSnapshot({key: tuple(replicas) for key, replicas in found.items()})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DispatchBatch:
+    """The pairs of one layer that one worker computes. Each row is sent once, however many experts it needs."""
+
+    worker_id: str
+    rows: IntArray  # [n_rows] row numbers in the batch, ascending
+    pair_rows: IntArray  # [n_pairs] index into `rows`
+    pair_ids: IntArray  # [n_pairs] local ids at the worker
+    pair_slots: IntArray  # [n_pairs] flat index t * n_used + j of the result
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Placement:
+    """Everything that is to be computed in one layer: by workers, and by the backbone's own replica."""
+
+    batches: tuple[DispatchBatch, ...]
+    fallback_slots: IntArray  # [n_pairs] flat indices that no live worker holds
+
+
+def place(
+    layer: int, expert_ids: IntArray, coverage: CoverageSnapshot, live: Collection[str]
+) -> Placement:
+    """Assign every routed pair of a layer; expert_ids [T, n_used].
+
+    All pairs of an expert go to one replica, so that its weights are read once; among replicas the one with the
+    fewest pairs so far wins, then the smallest worker id. Busy experts are placed first.
+    """
+    flat = expert_ids.reshape(-1)
+    wanted, counts = np.unique(flat, return_counts=True)
+    owner: dict[int, Replica] = {}
+    load: dict[str, int] = {}
+    for index in np.lexsort((wanted, -counts)):
+        expert_id, n_pairs = int(wanted[index]), int(counts[index])
+        choices = [r for r in coverage.replicas.get((layer, expert_id), ()) if r.worker_id in live]
+        if choices:
+            chosen = min(choices, key=lambda r: (load.get(r.worker_id, 0), r.worker_id))
+            owner[expert_id] = chosen
+            load[chosen.worker_id] = load.get(chosen.worker_id, 0) + n_pairs
+    return _group(expert_ids, owner)
+
+
+def _group(expert_ids: IntArray, owner: Mapping[int, Replica]) -> Placement:
+    """Pairs by worker in ascending order of row and selection, so that a frame's layout is a function of its content."""
+    n_used = expert_ids.shape[1]
+    slots: dict[str, list[int]] = {}
+    fallback: list[int] = []
+    for slot, expert_id in enumerate(expert_ids.reshape(-1).tolist()):
+        replica = owner.get(expert_id)
+        (fallback if replica is None else slots.setdefault(replica.worker_id, [])).append(slot)
+    batches = []
+    for worker_id in sorted(slots):
+        pair_slots = np.asarray(slots[worker_id], np.int32)
+        rows, pair_rows = np.unique(pair_slots // n_used, return_inverse=True)
+        local_ids = [owner[expert_id].local_id for expert_id in expert_ids.reshape(-1)[pair_slots].tolist()]
+        batches.append(
+            DispatchBatch(
+                worker_id,
+                rows.astype(np.int32),
+                pair_rows.astype(np.int32),
+                np.asarray(local_ids, np.int32),
+                pair_slots,
+            )
+        )
+    return Placement(tuple(batches), np.asarray(fallback, np.int32))

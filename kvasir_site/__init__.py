@@ -1,0 +1,1 @@
+"""Wiring only: settings, urls, ASGI, Celery. Nobody imports this package."""

@@ -1,0 +1,45 @@
+"""Settings from the environment, parsed loudly: a malformed value stops the start and names variable and value.
+
+Called by `settings` alone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from kvasir.errors import ConfigError
+
+_TRUE = frozenset({"1", "true", "yes", "on"})
+_FALSE = frozenset({"0", "false", "no", "off"})
+
+
+def env_bool(name: str, default: bool, environ: Mapping[str, str] = os.environ) -> bool:
+    """A yes or no. Raises ConfigError for anything but 1/0, true/false, yes/no, on/off."""
+    value = environ.get(name)
+    if value is None:
+        return default
+    if value.lower() in _TRUE:
+        return True
+    if value.lower() in _FALSE:
+        return False
+    raise ConfigError(f"{name}={value!r} is not a yes or no: use 1 or 0")
+
+
+def env_list(name: str, default: list[str], environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Comma-separated names; blanks around them are dropped. Raises ConfigError for an empty item."""
+    value = environ.get(name)
+    if value is None:
+        return default
+    items = [item.strip() for item in value.split(",")]
+    if not all(items):
+        raise ConfigError(f"{name}={value!r} has an empty item: separate names by single commas")
+    return items
+
+
+def env_secret(name: str, environ: Mapping[str, str] = os.environ) -> str | None:
+    """A secret of at least 32 characters, or None when unset. The value is never part of the message."""
+    value = environ.get(name)
+    if value is not None and len(value) < 32:
+        raise ConfigError(f"{name} has {len(value)} characters: a secret needs at least 32")
+    return value

@@ -1,0 +1,1 @@
+"""Management commands that start and stop processes on this machine."""

@@ -1,0 +1,43 @@
+"""Django settings. Everything that an operator changes comes from the environment, through `env`."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+from kvasir_site.env import env_bool, env_list, env_secret
+
+BASE_DIR = Path(__file__).resolve().parent.parent
+
+DEBUG = env_bool("KVASIR_DEBUG", False)
+# Without a secret in the environment each start makes its own: sessions then end with the process, which is right for
+# a trial on one machine and wrong for a site, so docs/operations.md asks for one.
+SECRET_KEY = env_secret("KVASIR_SECRET_KEY") or secrets.token_urlsafe(48)
+ALLOWED_HOSTS = env_list("KVASIR_ALLOWED_HOSTS", ["localhost", "127.0.0.1", "[::1]"])
+
+INSTALLED_APPS = [
+    "django.contrib.contenttypes",
+    "django.contrib.auth",
+    "kvasir_site",
+    "backbone",
+]
+MIDDLEWARE = ["django.middleware.security.SecurityMiddleware", "django.middleware.common.CommonMiddleware"]
+ROOT_URLCONF = "kvasir_site.urls"
+ASGI_APPLICATION = "kvasir_site.asgi.application"
+DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": BASE_DIR / "run" / "kvasir.sqlite3"}}
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+
+USE_TZ = True
+TIME_ZONE = "UTC"
+LANGUAGE_CODE = "en"
+LANGUAGES = [("en", "English"), ("id", "Bahasa Indonesia")]
+
+# Celery carries only ids and small JSON; a task is the life of one request (docs/architecture.md).
+CELERY_BROKER_URL = os.environ.get("REDIS_URL", "redis://127.0.0.1:6379/0")
+CELERY_TASK_SERIALIZER = "json"
+CELERY_ACCEPT_CONTENT = ["json"]
+CELERY_TASK_IGNORE_RESULT = True
+CELERY_WORKER_POOL = "threads"
+
+DEMO_MODEL = BASE_DIR / "models" / "kvasir-demo-moe.q4_k_m.gguf"
