@@ -1,6 +1,21 @@
 /* KX1: one expert, the same bits on every device. Integers only; see docs/kx1.md for the specification.
  *
- * Everything here computes on one thread and allocates nothing. experts.c spreads the work over the pool. */
+ * Everything here computes on one thread and allocates nothing. experts.c spreads the work over the pool.
+ *
+ * How to build. All of these sources, on every target, with -std=c11 -O3 -ffp-contract=off -fPIC and:
+ *
+ *   source          target    its own flags
+ *   kx1.c           all       none
+ *   kx1_rows.c      all       none
+ *   kx1_scalar.c    all       none
+ *   kx1_avx2.c      x86-64    -mavx2 -mtune=haswell
+ *   kx1_avx512.c    x86-64    -march=x86-64-v4 -mavx512vnni -mprefer-vector-width=512
+ *   kx1_neon.c      aarch64   none
+ *   kx1_dotprod.c   aarch64   -march=armv8.2-a+dotprod
+ *
+ * A source whose flags are not given (because the target is another one, or the compiler does not know them) compiles
+ * to an empty entry of the table below, so the same list builds everywhere. Nothing but kx1_isa_best() and
+ * kx1_isa_named() decides which version runs: they ask the CPU and the operating system, not the compiler. */
 #ifndef KX1_H
 #define KX1_H
 
@@ -22,7 +37,7 @@ size_t kx1_block_size(void);
 
 /* The functions that have one version for each instruction set. All versions give the same bits. */
 typedef struct {
-    const char *name; /* "scalar", "avx2", "avx512", "neon" */
+    const char *name; /* "scalar", "avx2", "avx512", "neon" (any aarch64), "dotprod" (aarch64 with sdot) */
     /* Step 1: quantise one f32 row; returns the row's exponent kt. The row must be finite. */
     int32_t (*quantise)(const float *row, int64_t cols, kx1_block *x, int64_t stride);
     /* Steps 2 to 4: out[t * ld_out + r] for matrix rows row_start <= r < row_stop and n prepared rows. */
@@ -33,6 +48,7 @@ typedef struct {
 } kx1_isa;
 
 const kx1_isa *kx1_isa_named(const char *name); /* NULL when unknown, not built, or not supported by this CPU */
+const kx1_isa *kx1_isa_at(int i); /* the i-th version that this CPU can run, best first; NULL after the last */
 const kx1_isa *kx1_isa_best(void);              /* KVASIR_ISA in the environment is read by the caller, not here */
 
 /* Largest exponent field of a matrix's scales, less one (step 2); -1 when a scale is infinite or NaN. */
