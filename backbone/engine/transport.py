@@ -1,0 +1,71 @@
+"""The engine's view of the workers: who is live, what they hold, and a way to ask one of them.
+
+`edge_pool` implements it over TCP (the relay comes later), tests with plain objects. The engine never sees a socket.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import Protocol
+
+from backbone.engine.placement import CoverageSnapshot
+from kvasir.experts import FloatRows
+from kvasir.kernels.api import EncodedRows, Pairs, RowFormat
+
+
+class Transport(Protocol):
+    """Sends pairs to workers. Every future ends within the deadline that was given, with a result or an EdgeError."""
+
+    def coverage(self) -> CoverageSnapshot:
+        """What the connected workers hold; the same object until that changes."""
+        ...
+
+    def live(self) -> frozenset[str]:
+        """Workers that may be given work now: connected, and not left out after a failure."""
+        ...
+
+    def dispatch(
+        self,
+        worker_id: str,
+        layer: int,
+        rows: EncodedRows,
+        row_format: RowFormat,
+        pair_rows: Pairs,
+        pair_ids: Pairs,
+        deadline_s: float,
+    ) -> Future[FloatRows]:
+        """Start sending at once; the future yields f32 [n_pairs, d_model]."""
+        ...
+
+    def report(self, worker_id: str, reason: str) -> None:
+        """The engine could not use a worker's answer: leave the worker out for a while."""
+        ...
+
+
+class NoWorkers:
+    """A swarm of nobody: everything is computed by the backbone's own replica."""
+
+    def coverage(self) -> CoverageSnapshot:
+        """Nothing is covered."""
+        return CoverageSnapshot({})
+
+    def live(self) -> frozenset[str]:
+        """Nobody is live."""
+        return frozenset()
+
+    def dispatch(
+        self,
+        worker_id: str,
+        layer: int,
+        rows: EncodedRows,
+        row_format: RowFormat,
+        pair_rows: Pairs,
+        pair_ids: Pairs,
+        deadline_s: float,
+    ) -> Future[FloatRows]:
+        """Never called: placement finds no replica."""
+        raise LookupError(f"there is no worker {worker_id!r}")
+
+    def report(self, worker_id: str, reason: str) -> None:
+        """Never called."""
+        raise LookupError(f"there is no worker {worker_id!r}")

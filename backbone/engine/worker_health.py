@@ -1,0 +1,35 @@
+"""When a worker that failed may be asked again: a pure rule over a clock reading.
+
+`edge_pool` keeps one `Health` a worker. A failure leaves the worker out for a time that doubles with each further
+failure; a good answer halves the next one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+FIRST_PENALTY_S = 1.0
+LONGEST_PENALTY_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """`left_out_until` is a reading of the caller's clock in seconds; `penalty_s` is what the next failure costs."""
+
+    left_out_until: float = 0.0
+    penalty_s: float = FIRST_PENALTY_S
+    last_reason: str = ""
+
+    def is_live(self, now: float) -> bool:
+        """Whether the worker may be given work."""
+        return now >= self.left_out_until
+
+    def after_failure(self, now: float, reason: str) -> Health:
+        """Left out from now on; several failures reported while it is out count once."""
+        if not self.is_live(now):
+            return replace(self, last_reason=reason)
+        return Health(now + self.penalty_s, min(2 * self.penalty_s, LONGEST_PENALTY_S), reason)
+
+    def after_success(self) -> Health:
+        """Trust comes back step by step."""
+        return replace(self, penalty_s=max(self.penalty_s / 2, FIRST_PENALTY_S))
