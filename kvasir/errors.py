@@ -35,8 +35,16 @@ class WireError(KvasirError):
     """Bytes from the other side are not a frame of this protocol."""
 
 
+class WireVersionError(WireError):
+    """The other side speaks another version of the wire; the message names both."""
+
+
 class EdgeError(KvasirError):
     """An edge could not be opened, was closed, or did not answer before its deadline."""
+
+
+class EdgeTimeout(EdgeError):
+    """The other side did not answer before the deadline; the edge itself may still be good."""
 
 
 class HandshakeRefused(EdgeError):

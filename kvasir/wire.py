@@ -1,0 +1,238 @@
+"""The wire's codec: frames to bytes and back, without I/O.
+
+Edges and workers, over TCP or WebSocket, all use it. Any bytes either decode or raise WireError; nothing larger than
+the limits is ever allocated; tensors are views over the received bytes. docs/wire.md has the byte tables.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from kvasir.errors import WireError
+from kvasir.kernels.api import RowFormat
+from kvasir.wire_frames import Dispatch, Frame, ReplyType, Result
+from kvasir.wire_header import (
+    CHECKED_BYTES,
+    FLAG_REPLY_F16,
+    HEADER_BYTES,
+    PROTOCOL_LIMITS,
+    TENSOR_KINDS,
+    Buffer,
+    Header,
+    Kind,
+    Limits,
+    WireType,
+    checksum,
+    encoded_row_bytes,
+    unpack_header,
+)
+from kvasir.wire_payloads import pack_payload, unpack_payload
+
+MAX_CONTROL_BYTES = 1024 * 1024
+STAGING_BYTES = 64 * 1024
+
+
+def encode(frame: Frame, limits: Limits = PROTOCOL_LIMITS) -> list[Buffer]:
+    """The frame as buffers to send one after another; tensors are not copied.
+
+    `limits` are the receiver's. Raises WireError for a frame that the receiver would not accept.
+    """
+    if isinstance(frame, Dispatch):
+        header, payload = _dispatch_parts(frame)
+    elif isinstance(frame, Result):
+        header, payload = _result_parts(frame)
+    else:
+        kind, request, data = pack_payload(frame)
+        header, payload = Header(kind, request=request, payload_bytes=len(data)), [data] if data else []
+        _check_control(header)
+    header.check(limits)
+    return [header.pack(payload), *payload]
+
+
+def decode(data: Buffer, limits: Limits = PROTOCOL_LIMITS) -> Frame:
+    """The one frame that `data` is, all of it. Tensors are read-only views over `data`. Raises WireError."""
+    view = memoryview(data).cast("B")
+    if len(view) < HEADER_BYTES:
+        raise WireError(f"{len(view)} bytes are no frame: the header alone has {HEADER_BYTES}")
+    header, check = _checked_header(view, limits)
+    if len(view) != HEADER_BYTES + header.payload_bytes:
+        raise WireError(f"frame of {len(view)} bytes, its header says {HEADER_BYTES + header.payload_bytes}")
+    payload = view[HEADER_BYTES:]
+    _check_sum(header, check, checksum(view[:CHECKED_BYTES], [payload]))
+    return _frame(header, payload)
+
+
+class FrameDecoder:
+    """Bytes of a stream in, frames out.
+
+    `writable` says where the next bytes go and `advance` how many came. Payloads that do not fit the 64 KiB staging
+    buffer are received into their own memory directly. After a WireError the stream cannot be read further.
+    `limits` may be replaced between frames (they are wider after a handshake than before).
+    """
+
+    def __init__(self, limits: Limits = PROTOCOL_LIMITS) -> None:
+        self.limits = limits
+        self._staging = bytearray(STAGING_BYTES)
+        self._staged = 0  # bytes in staging that belong to no finished frame
+        self._header: Header | None = None  # of the large payload that is being received
+        self._check = 0
+        self._crc = 0
+        self._payload = memoryview(b"")
+        self._received = 0
+        self._failure: WireError | None = None
+
+    @property
+    def is_mid_frame(self) -> bool:
+        """Whether a frame has begun and its end has not come."""
+        return self._staged > 0 or self._header is not None
+
+    def feed(self, data: Buffer) -> list[Frame]:
+        """Frames that are complete with these bytes. Raises WireError."""
+        view, frames = memoryview(data).cast("B"), list[Frame]()
+        while view:
+            space = self.writable()
+            n_bytes = min(len(space), len(view))
+            space[:n_bytes] = view[:n_bytes]
+            frames += self.advance(n_bytes)
+            view = view[n_bytes:]
+        return frames
+
+    def writable(self) -> memoryview:
+        """Where the next bytes of the stream are to be written; never empty. Raises WireError after a failure."""
+        if self._failure is not None:
+            raise self._failure
+        if self._header is not None:
+            return self._payload[self._received :]
+        return memoryview(self._staging)[self._staged :]
+
+    def advance(self, n_bytes: int) -> list[Frame]:
+        """Frames that are complete now that `n_bytes` were written to `writable()`. Raises WireError."""
+        try:
+            return self._advance_payload(n_bytes) if self._header is not None else self._advance_staging(n_bytes)
+        except WireError as error:
+            self._failure = error
+            raise
+
+    def _advance_payload(self, n_bytes: int) -> list[Frame]:
+        header = self._header
+        if header is None:
+            return []
+        arrived = self._payload[self._received : self._received + n_bytes]
+        self._crc = zlib.crc32(arrived, self._crc)  # while the bytes are still in cache
+        self._received += n_bytes
+        if self._received < len(self._payload):
+            return []
+        payload, self._payload, self._header = self._payload, memoryview(b""), None
+        _check_sum(header, self._check, self._crc)
+        return [_frame(header, payload)]
+
+    def _advance_staging(self, n_bytes: int) -> list[Frame]:
+        frames, at, end = list[Frame](), 0, self._staged + n_bytes
+        staged = memoryview(self._staging)[:end]
+        while end - at >= HEADER_BYTES:
+            header, check = _checked_header(staged[at:], self.limits)
+            start, stop = at + HEADER_BYTES, at + HEADER_BYTES + header.payload_bytes
+            if stop <= end:
+                payload = memoryview(bytes(staged[start:stop]))  # staging is used again
+                _check_sum(header, check, checksum(staged[at : at + CHECKED_BYTES], [payload]))
+                frames.append(_frame(header, payload))
+                at = stop
+            elif HEADER_BYTES + header.payload_bytes > STAGING_BYTES:
+                self._start_payload(header, check, staged[at:end])
+                at = end
+            else:
+                break
+        self._staged = end - at
+        if at:
+            self._staging[: self._staged] = bytes(staged[at:end])
+        return frames
+
+    def _start_payload(self, header: Header, check: int, so_far: memoryview) -> None:
+        arrived = so_far[HEADER_BYTES:]
+        # numpy leaves untouched pages unmapped: a sender that only promises bytes costs no memory
+        self._payload = np.empty(header.payload_bytes, np.uint8).data
+        self._payload[: len(arrived)] = arrived
+        self._crc = checksum(so_far[:CHECKED_BYTES], [arrived])
+        self._received, self._header, self._check = len(arrived), header, check
+
+
+def _checked_header(data: Buffer, limits: Limits) -> tuple[Header, int]:
+    header, check = unpack_header(data, limits)
+    _check_control(header)
+    return header, check
+
+
+def _check_control(header: Header) -> None:
+    if header.kind not in TENSOR_KINDS and header.payload_bytes > MAX_CONTROL_BYTES:
+        raise WireError(f"{header.kind.name} of {header.payload_bytes} bytes, at most {MAX_CONTROL_BYTES} may travel")
+
+
+def _check_sum(header: Header, said: int, is_: int) -> None:
+    if said != is_:
+        raise WireError(f"{header.kind.name} frame says checksum {said:#010x}, its bytes have {is_:#010x}")
+
+
+def _view(array: npt.NDArray[np.generic]) -> memoryview:
+    return np.ascontiguousarray(array).data.cast("B")
+
+
+def _dispatch_parts(frame: Dispatch) -> tuple[Header, list[Buffer]]:
+    n_pairs, width = len(frame.pair_ids), encoded_row_bytes(frame.row_format, frame.d_model)
+    if frame.pair_rows.shape != (n_pairs,) or frame.pair_ids.shape != (n_pairs,):
+        raise WireError(f"pairs have shapes {frame.pair_rows.shape} and {frame.pair_ids.shape}, [n_pairs] is needed")
+    if frame.rows.ndim != 2 or frame.rows.shape[1] != width or frame.rows.dtype != np.uint8:
+        raise WireError(f"rows are {frame.rows.dtype} {frame.rows.shape}, uint8 [n_rows, {width}] is needed")
+    pairs = np.empty((2, n_pairs), "<i4")
+    pairs[0], pairs[1] = frame.pair_rows, frame.pair_ids
+    header = Header(
+        Kind.DISPATCH,
+        WireType(frame.row_format),
+        FLAG_REPLY_F16 if frame.reply is ReplyType.F16 else 0,
+        frame.request,
+        frame.layer,
+        len(frame.rows),
+        n_pairs,
+        frame.d_model,
+        pairs.nbytes + frame.rows.nbytes,
+    )
+    return header, [_view(pairs), _view(frame.rows)]
+
+
+def _result_parts(frame: Result) -> tuple[Header, list[Buffer]]:
+    outputs = frame.outputs
+    if outputs.ndim != 2 or outputs.dtype not in (np.float32, np.float16):
+        raise WireError(f"outputs are {outputs.dtype} {outputs.shape}, f32 or f16 [n_pairs, d_model] is needed")
+    wire_type = WireType.F32 if outputs.dtype == np.float32 else WireType.F16
+    n_pairs, d_model = outputs.shape
+    header = Header(Kind.RESULT, wire_type, 0, frame.request, frame.layer, 0, n_pairs, d_model, outputs.nbytes)
+    return header, [_view(outputs.astype(outputs.dtype.newbyteorder("<"), copy=False))]
+
+
+def _frame(header: Header, payload: memoryview) -> Frame:
+    if header.kind is Kind.RESULT:
+        dtype = "<f2" if header.wire_type is WireType.F16 else "<f4"
+        outputs = np.frombuffer(payload.toreadonly(), dtype).reshape(header.n_pairs, header.d_model)
+        return Result(header.request, header.layer, outputs)
+    if header.kind is Kind.DISPATCH:
+        pairs = np.frombuffer(payload.toreadonly(), "<i4", 2 * header.n_pairs)
+        rows = np.frombuffer(payload.toreadonly(), np.uint8, offset=pairs.nbytes)
+        return Dispatch(
+            header.request,
+            header.layer,
+            RowFormat(header.wire_type),
+            header.d_model,
+            rows.reshape(header.n_rows, -1),
+            pairs[: header.n_pairs],
+            pairs[header.n_pairs :],
+            ReplyType.F16 if header.flags & FLAG_REPLY_F16 else ReplyType.F32,
+        )
+    return unpack_payload(header, payload)
+
+
+def join(buffers: Sequence[Buffer]) -> bytes:
+    """The buffers of one frame as one message, for links that send whole messages."""
+    return b"".join(buffers)

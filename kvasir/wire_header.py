@@ -1,0 +1,217 @@
+"""The fixed header that opens every frame: its layout, its limits and its checksum.
+
+`wire` packs and checks headers with this; golden files and docs/wire.md describe the same bytes. It knows nothing
+of sockets and never looks into a payload.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import IntEnum
+
+from kvasir.errors import WireError, WireVersionError
+from kvasir.kernels.api import RowFormat
+
+MAGIC = b"KVSR"
+VERSION = 1
+HEADER = struct.Struct("<4sBBBBIIIIIII")
+HEADER_BYTES = HEADER.size
+CHECKED_BYTES = HEADER_BYTES - 4  # the header's bytes under the checksum: all before it
+
+MAX_PAYLOAD_BYTES = 8 * 1024 * 1024
+MAX_ROWS = 8192
+MAX_PAIRS = 65_536
+MAX_D_MODEL = 65_536
+MAX_INFLIGHT_BYTES = 2**32 - 1
+
+KX1_VALUES = 256
+KX1_BLOCK_BYTES = 261
+
+Buffer = bytes | bytearray | memoryview
+
+
+class Kind(IntEnum):
+    """What a frame is."""
+
+    HELLO = 1
+    WELCOME = 2
+    REFUSE = 3
+    DISPATCH = 4
+    RESULT = 5
+    FAULT = 6
+    PAUSE = 7
+    GOAWAY = 8
+    PING = 9
+    PONG = 10
+
+
+class WireType(IntEnum):
+    """How the values of a payload are written. F32 and KX1 have the numbers of `RowFormat`."""
+
+    NONE = 0
+    F32 = 1
+    KX1 = 2
+    F16 = 3
+
+
+FLAG_REPLY_F16 = 1  # Dispatch: answer in f16 where the values fit
+TENSOR_KINDS = frozenset({Kind.DISPATCH, Kind.RESULT})
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one side accepts. Each side states its own in Hello or Welcome, and the other side obeys."""
+
+    max_payload_bytes: int = MAX_PAYLOAD_BYTES
+    max_rows: int = MAX_ROWS
+    max_pairs: int = MAX_PAIRS
+    max_inflight_bytes: int = 4 * MAX_PAYLOAD_BYTES
+
+    def __post_init__(self) -> None:
+        for name, value, most in (
+            ("max_payload_bytes", self.max_payload_bytes, MAX_PAYLOAD_BYTES),
+            ("max_rows", self.max_rows, MAX_ROWS),
+            ("max_pairs", self.max_pairs, MAX_PAIRS),
+            ("max_inflight_bytes", self.max_inflight_bytes, MAX_INFLIGHT_BYTES),
+        ):
+            if not 1 <= value <= most:
+                raise WireError(f"limit {name} is {value}, 1 to {most} is allowed")
+
+
+PROTOCOL_LIMITS = Limits()
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The header's fields, as numbers; `wire_type` and `flags` are 0 for kinds that carry no tensor."""
+
+    kind: Kind
+    wire_type: WireType = WireType.NONE
+    flags: int = 0
+    request: int = 0
+    layer: int = 0
+    n_rows: int = 0
+    n_pairs: int = 0
+    d_model: int = 0
+    payload_bytes: int = 0
+    version: int = VERSION
+
+    def check(self, limits: Limits) -> None:
+        """Raise WireError unless the counts agree with each other and with `limits`. Both ends call this."""
+        if self.payload_bytes > limits.max_payload_bytes:
+            raise WireError(f"payload of {self.payload_bytes} bytes is over the limit of {limits.max_payload_bytes}")
+        if self.kind not in TENSOR_KINDS:
+            self._check_plain()
+            return
+        self._check_counts(limits)
+        if self.payload_bytes != (wanted := self.tensor_bytes()):
+            raise WireError(
+                f"{self.kind.name} with {self.n_rows} rows, {self.n_pairs} pairs and d_model {self.d_model} "
+                f"needs a payload of {wanted} bytes, not {self.payload_bytes}"
+            )
+
+    def _check_plain(self) -> None:
+        if self.wire_type or self.flags or self.layer or self.n_rows or self.n_pairs or self.d_model:
+            raise WireError(f"{self.kind.name} has a header field set that this kind does not use")
+        if self.request and self.kind not in {Kind.FAULT, Kind.PING, Kind.PONG}:
+            raise WireError(f"{self.kind.name} has request number {self.request}; this kind has none")
+
+    def _check_counts(self, limits: Limits) -> None:
+        is_dispatch = self.kind is Kind.DISPATCH
+        if self.wire_type not in ({WireType.F32, WireType.KX1} if is_dispatch else {WireType.F32, WireType.F16}):
+            raise WireError(f"{self.kind.name} cannot carry values of type {self.wire_type.name}")
+        if self.flags & ~(FLAG_REPLY_F16 if is_dispatch else 0):
+            raise WireError(f"{self.kind.name} has unknown flags {self.flags:#04x}")
+        if self.request == 0:
+            raise WireError(f"{self.kind.name} has request number 0; numbers start at 1")
+        if not 1 <= self.d_model <= MAX_D_MODEL:
+            raise WireError(f"d_model is {self.d_model}, 1 to {MAX_D_MODEL} is allowed")
+        if not 1 <= self.n_pairs <= limits.max_pairs:
+            raise WireError(f"{self.n_pairs} pairs in one frame, 1 to {limits.max_pairs} is allowed")
+        if is_dispatch and not 1 <= self.n_rows <= limits.max_rows:
+            raise WireError(f"{self.n_rows} rows in one frame, 1 to {limits.max_rows} is allowed")
+        if not is_dispatch and self.n_rows:
+            raise WireError(f"RESULT has n_rows {self.n_rows}; it counts its rows as pairs")
+
+    def tensor_bytes(self) -> int:
+        """Payload bytes that the counts of a Dispatch or Result call for."""
+        if self.kind is Kind.RESULT:
+            return self.n_pairs * self.d_model * (2 if self.wire_type is WireType.F16 else 4)
+        return 8 * self.n_pairs + self.n_rows * encoded_row_bytes(RowFormat(self.wire_type), self.d_model)
+
+    def pack(self, payload: Iterable[Buffer]) -> bytes:
+        """The header's bytes, with the checksum over itself and `payload`."""
+        head = self._pack_with(0)[:CHECKED_BYTES]
+        return self._pack_with(checksum(head, payload))
+
+    def _pack_with(self, check: int) -> bytes:
+        try:
+            return HEADER.pack(
+                MAGIC,
+                self.version,
+                self.kind,
+                self.wire_type,
+                self.flags,
+                self.request,
+                self.layer,
+                self.n_rows,
+                self.n_pairs,
+                self.d_model,
+                self.payload_bytes,
+                check,
+            )
+        except struct.error as error:
+            raise WireError(f"{self.kind.name}: a header field does not fit its width: {error}") from error
+
+
+def encoded_row_bytes(row_format: RowFormat, d_model: int) -> int:
+    """Bytes of one row on the wire. Raises WireError when the format has no row of this width."""
+    if row_format is RowFormat.F32:
+        return 4 * d_model
+    if d_model % KX1_VALUES:
+        raise WireError(f"KX1 rows have whole blocks of {KX1_VALUES} values; d_model is {d_model}")
+    return d_model // KX1_VALUES * KX1_BLOCK_BYTES
+
+
+def checksum(head: Buffer, payload: Iterable[Buffer]) -> int:
+    """CRC-32 (zlib's) over the first 32 header bytes and then the payload."""
+    crc = zlib.crc32(head)
+    for part in payload:
+        crc = zlib.crc32(part, crc)
+    return crc
+
+
+def unpack_header(data: Buffer, limits: Limits) -> tuple[Header, int]:
+    """The checked header at the start of `data` (at least 36 bytes) and its checksum.
+
+    Raises WireVersionError for another version (except for a Refuse, which every version can read), WireError for
+    anything else that is not a header within `limits`. So a payload is only allocated for a length that is allowed.
+    """
+    magic, version, kind, wire_type, flags, request, layer, n_rows, n_pairs, d_model, payload_bytes, check = (
+        HEADER.unpack_from(data)
+    )
+    if magic != MAGIC:
+        raise WireError(f"frame starts with {magic!r}, {MAGIC!r} is needed")
+    if version != VERSION and kind != Kind.REFUSE:
+        raise WireVersionError(f"wire version {version} from the other side, this side speaks {VERSION}")
+    if kind not in Kind._value2member_map_:
+        raise WireError(f"frame kind {kind} is unknown; {min(Kind)} to {max(Kind)} exist")
+    if wire_type not in WireType._value2member_map_:
+        raise WireError(f"value type {wire_type} is unknown; {min(WireType)} to {max(WireType)} exist")
+    header = Header(
+        Kind(kind),
+        WireType(wire_type),
+        flags,
+        request,
+        layer,
+        n_rows,
+        n_pairs,
+        d_model,
+        payload_bytes,
+        version,
+    )
+    header.check(limits)
+    return header, check
