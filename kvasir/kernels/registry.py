@@ -1,0 +1,92 @@
+"""Which kernel computes which experts: kernels by name, built when they are first wanted.
+
+Called by the worker, by the backbone's replica and by benchmarks. A kernel's own module is imported only when
+its kernel is made, so nothing pays for one that it does not use.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable
+from functools import cache
+
+from kvasir.errors import ConfigError, KernelError
+from kvasir.experts import LayerExperts
+from kvasir.kernels.api import ExpertKernel
+from kvasir.kernels.fingerprint import FLOAT_NAME, KX1_NAME
+
+ISA_VARIABLE = "KVASIR_ISA"
+NUMPY = "numpy"
+NATIVE_ISAS = ("scalar", "avx2", "avx512", "neon")
+
+logger = logging.getLogger(__name__)
+
+
+def wanted_isa() -> str | None:
+    """The build of KX1 that KVASIR_ISA forces, or None; raises ConfigError when it names none."""
+    value = os.environ.get(ISA_VARIABLE, "")
+    if value and value not in (*NATIVE_ISAS, NUMPY):
+        raise ConfigError(
+            f"{ISA_VARIABLE} is {value!r}; it must be one of {', '.join((*NATIVE_ISAS, NUMPY))}, or unset"
+        )
+    return value or None
+
+
+def kernel_named(name: str) -> ExpertKernel:
+    """The kernel "kx1" or "float". The same one for each call while KVASIR_ISA stays the same.
+
+    Raises ConfigError for an unknown name or KVASIR_ISA, KernelError when a build that KVASIR_ISA forces is not
+    there or not for this CPU.
+    """
+    if name not in _FACTORIES:
+        raise ConfigError(f"kernel {name!r} is not known; it must be one of {', '.join(_FACTORIES)}")
+    return _made(name, wanted_isa())
+
+
+def kernel_for(layers: Iterable[LayerExperts]) -> ExpertKernel:
+    """The kernel for all these layers: KX1 when it can compute every one of them, else the float kernel.
+
+    Raises KernelError with both reasons when neither can, ConfigError as `kernel_named` does.
+    """
+    held = list(layers)
+    reasons = []
+    for name in _FACTORIES:
+        kernel = kernel_named(name)
+        reason = next((refusal for layer in held if (refusal := kernel.refusal(layer)) is not None), None)
+        if reason is None:
+            return kernel
+        reasons.append(f"{name}: {reason}")
+    raise KernelError(f"no kernel can compute these experts ({'; '.join(reasons)})")
+
+
+def _make_kx1(isa: str | None) -> ExpertKernel:
+    from kvasir.kernels import native
+
+    if isa == NUMPY or (isa is None and not native.available()):
+        from kvasir.kernels.oracle import NumpyKX1Kernel
+
+        if isa is None:
+            logger.warning(
+                "The native KX1 kernel is not built: experts are computed in numpy, with the same bits but 50 to 200 "
+                "times slower (about 10 to 50 ms of CPU for a row and expert of 3072 x 1024). "
+                "Run `python -m kvasir.kernels.build`; it needs a C compiler, or `pip install ziglang`."
+            )
+        return NumpyKX1Kernel()
+    from kvasir.kernels.kx1 import KX1Kernel
+
+    return KX1Kernel(isa=isa)
+
+
+def _make_float(_isa: str | None) -> ExpertKernel:
+    from kvasir.kernels.float_kernel import FloatKernel
+
+    return FloatKernel()
+
+
+_FACTORIES: dict[str, Callable[[str | None], ExpertKernel]] = {KX1_NAME: _make_kx1, FLOAT_NAME: _make_float}
+
+
+@cache
+def _made(name: str, isa: str | None) -> ExpertKernel:
+    return _FACTORIES[name](isa)

@@ -1,0 +1,117 @@
+"""The self-test of expert kernels: fixed inputs, frozen digests of what must come out.
+
+Called by each kernel for its fingerprint, so at every start. It goes through the kernel's public interface only,
+and catches a miscompiled, misdispatched or faulty build; it proves nothing about later work.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+from gguf import GGMLQuantizationType as Quant
+
+from kvasir.errors import KernelError
+from kvasir.experts import ExpertStack, FloatRows, LayerExperts
+from kvasir.kernels.api import EncodedRows, ExpertKernel, RowFormat
+from kvasir.kernels.fingerprint import FLOAT_NAME, KX1_NAME
+from kvasir.kernels.selftest_digests import FROZEN_DIGESTS
+from kvasir.kernels.selftest_inputs import (
+    WeightKind,
+    adversarial_rows,
+    legal_packed_rows,
+    made_weights,
+    plain_rows,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SelfTestCase:
+    """Two small experts, the first "plain", the second of `kind`, and the seed of all that goes in."""
+
+    name: str
+    types: tuple[Quant, Quant, Quant]  # gate, up, down
+    kind: WeightKind
+    seed: int
+    d_model: int = 512
+    d_ff: int = 256
+
+    def experts(self) -> LayerExperts:
+        """The case's weights; matrix m of expert e has seed `seed + 16 e + m`."""
+        shapes = ((self.d_ff, self.d_model), (self.d_ff, self.d_model), (self.d_model, self.d_ff))
+        stacks = [
+            ExpertStack(
+                quant_type,
+                n_out,
+                n_in,
+                np.stack(
+                    [
+                        made_weights(quant_type, n_out, n_in, self.seed + 16 * number + matrix, kind)
+                        for number, kind in enumerate(("plain", self.kind))
+                    ]
+                ),
+            )
+            for matrix, (quant_type, (n_out, n_in)) in enumerate(zip(self.types, shapes, strict=True))
+        ]
+        return LayerExperts(0, *stacks)
+
+    def rows(self, row_format: RowFormat) -> FloatRows:
+        """Finite rows: those at the edges of KX1's format, or tame ones for a kernel that adds in f32."""
+        if row_format is RowFormat.KX1:
+            return adversarial_rows(self.d_model, self.seed + 64)
+        return plain_rows(8, self.d_model, self.seed + 64)
+
+
+CASES = {
+    KX1_NAME: (
+        SelfTestCase("Q4_K Q4_K Q6_K", (Quant.Q4_K, Quant.Q4_K, Quant.Q6_K), "wild", 1000),
+        SelfTestCase("Q5_K Q5_K Q5_K", (Quant.Q5_K, Quant.Q5_K, Quant.Q5_K), "high", 2000),
+        SelfTestCase("Q6_K Q6_K Q4_K", (Quant.Q6_K, Quant.Q6_K, Quant.Q4_K), "low", 3000),
+        SelfTestCase("Q8_0 Q8_0 Q8_0", (Quant.Q8_0, Quant.Q8_0, Quant.Q8_0), "wild", 4000),
+    ),
+    FLOAT_NAME: (
+        SelfTestCase("F32 F32 F32", (Quant.F32, Quant.F32, Quant.F32), "plain", 5000, 96, 64),
+        SelfTestCase("F16 F16 F16", (Quant.F16, Quant.F16, Quant.F16), "plain", 6000, 96, 64),
+        SelfTestCase("BF16 BF16 BF16", (Quant.BF16, Quant.BF16, Quant.BF16), "plain", 7000, 96, 64),
+        SelfTestCase("Q4_K Q8_0 Q6_K", (Quant.Q4_K, Quant.Q8_0, Quant.Q6_K), "plain", 8000, 256, 256),
+    ),
+}
+
+
+def self_test(kernel: ExpertKernel) -> str:
+    """Run a kernel on its cases and return the digest of all that it gave, 64 hex digits.
+
+    Raises KernelError, naming the case and what differed, when anything is not the frozen value.
+    """
+    if kernel.name not in CASES:
+        raise KernelError(f"kernel {kernel.name!r} has no self-test; there are tests for {', '.join(CASES)}")
+    total = hashlib.sha256()
+    for case in CASES[kernel.name]:
+        for part, digest in case_digests(kernel, case).items():
+            wanted = FROZEN_DIGESTS.get(kernel.name, {}).get(case.name, {}).get(part, digest)
+            if digest != wanted:
+                raise KernelError(
+                    f"kernel {kernel.name} failed its self-test: {part} of {case.name} have digest {digest[:16]}, "
+                    f"{wanted[:16]} is right; this build or machine cannot be used (KVASIR_ISA forces another build)"
+                )
+            total.update(bytes.fromhex(digest))
+    return total.hexdigest()
+
+
+def case_digests(kernel: ExpertKernel, case: SelfTestCase) -> dict[str, str]:
+    """SHA-256 of the encoded rows and of each expert's outputs for all rows, in order, little-endian."""
+    encoded: EncodedRows = kernel.encode_rows(case.rows(kernel.row_format))
+    digests = {"encoded rows": _sha256(encoded)}
+    if kernel.row_format is RowFormat.KX1:
+        encoded = np.concatenate([encoded, legal_packed_rows(case.d_model, case.seed + 65)])
+    loaded = kernel.load(case.experts())
+    pair_rows = np.arange(len(encoded), dtype=np.int32)
+    for local_id, kind in enumerate(("plain", case.kind)):
+        outputs = loaded.compute(encoded, pair_rows, np.full(len(encoded), local_id, np.int32))
+        digests[f"outputs of the {('first', 'second')[local_id]} expert ({kind})"] = _sha256(outputs.astype("<f4"))
+    return digests
+
+
+def _sha256(array: EncodedRows | FloatRows) -> str:
+    return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
