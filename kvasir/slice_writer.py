@@ -31,7 +31,7 @@ def write_slice(plan: SlicePlan, path: Path | str, progress: Progress | None = N
     """
     path = Path(path)
     _check_target(plan, path)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+    temporary = path.with_name(f".kvasir-{secrets.token_hex(6)}.partial")
     try:
         with cast(BinaryIO, temporary.open("xb", buffering=0)) as target:
             _write(plan, target, progress or _no_progress)
