@@ -107,7 +107,7 @@ def unpack(packed: EncodedRows) -> QuantisedRows:
     Raises KernelError, naming row and block, for the two things that no quantiser writes and whose sums the
     bit budget does not cover: a code of -128, a multiplier of 0.
     """
-    blocks = packed.reshape(len(packed), -1, PACKED_BLOCK)
+    blocks = packed.reshape(len(packed), packed.shape[1] // PACKED_BLOCK, PACKED_BLOCK)
     codes = np.ascontiguousarray(blocks[..., :BLOCK]).view(np.int8)
     pairs = blocks[..., BLOCK:-1]
     multipliers = np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(*blocks.shape[:2], N_SUB_BLOCKS)

@@ -38,23 +38,19 @@ class SelfTestCase:
     d_ff: int = 256
 
     def experts(self) -> LayerExperts:
-        """The case's weights; matrix m of expert e has seed `seed + 16 e + m`."""
-        shapes = ((self.d_ff, self.d_model), (self.d_ff, self.d_model), (self.d_model, self.d_ff))
-        stacks = [
-            ExpertStack(
-                quant_type,
-                n_out,
-                n_in,
-                np.stack(
-                    [
-                        made_weights(quant_type, n_out, n_in, self.seed + 16 * number + matrix, kind)
-                        for number, kind in enumerate(("plain", self.kind))
-                    ]
-                ),
-            )
-            for matrix, (quant_type, (n_out, n_in)) in enumerate(zip(self.types, shapes, strict=True))
-        ]
-        return LayerExperts(0, *stacks)
+        """The case's weights; matrix m (gate, up, down) of expert e has seed `seed + 16 e + m`."""
+        gate, up, down = self.types
+        return LayerExperts(
+            layer=0,
+            gate=self._stack(0, gate, self.d_ff, self.d_model),
+            up=self._stack(1, up, self.d_ff, self.d_model),
+            down=self._stack(2, down, self.d_model, self.d_ff),
+        )
+
+    def _stack(self, matrix: int, quant_type: Quant, n_out: int, n_in: int) -> ExpertStack:
+        plain = made_weights(quant_type, n_out, n_in, self.seed + matrix, "plain")
+        other = made_weights(quant_type, n_out, n_in, self.seed + 16 + matrix, self.kind)
+        return ExpertStack(quant_type, n_out, n_in, np.stack([plain, other]))
 
     def rows(self, row_format: RowFormat) -> FloatRows:
         """Finite rows: those at the edges of KX1's format, or tame ones for a kernel that adds in f32."""
@@ -105,11 +101,11 @@ def case_digests(kernel: ExpertKernel, case: SelfTestCase) -> dict[str, str]:
     digests = {"encoded rows": _sha256(encoded)}
     if kernel.row_format is RowFormat.KX1:
         encoded = np.concatenate([encoded, legal_packed_rows(case.d_model, case.seed + 65)])
-    loaded = kernel.load(case.experts())
-    pair_rows = np.arange(len(encoded), dtype=np.int32)
-    for local_id, kind in enumerate(("plain", case.kind)):
-        outputs = loaded.compute(encoded, pair_rows, np.full(len(encoded), local_id, np.int32))
-        digests[f"outputs of the {('first', 'second')[local_id]} expert ({kind})"] = _sha256(outputs.astype("<f4"))
+    pair_rows = np.repeat(np.arange(len(encoded), dtype=np.int32), 2)
+    pair_ids = np.tile(np.array([0, 1], np.int32), len(encoded))
+    outputs = kernel.load(case.experts()).compute(encoded, pair_rows, pair_ids).astype("<f4")
+    digests["outputs of the first expert (plain)"] = _sha256(outputs[0::2])
+    digests[f"outputs of the second expert ({case.kind})"] = _sha256(outputs[1::2])
     return digests
 
 
