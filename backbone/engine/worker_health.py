@@ -1,4 +1,4 @@
-"""When a worker that failed may be asked again: a pure rule over a clock reading.
+"""When a worker that failed may be asked again, and when it is dialled again: pure rules.
 
 `edge_pool` keeps one `Health` a worker. A failure leaves the worker out for a time that doubles with each further
 failure; a good answer halves the next one.
@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 
 FIRST_PENALTY_S = 1.0
 LONGEST_PENALTY_S = 60.0
+FIRST_REDIAL_S = 0.25
+LONGEST_REDIAL_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,3 +35,12 @@ class Health:
     def after_success(self) -> Health:
         """Trust comes back step by step."""
         return replace(self, penalty_s=max(self.penalty_s / 2, FIRST_PENALTY_S))
+
+
+def redial_delay_s(n_failures: int, jitter: float) -> float:
+    """Seconds before the next attempt after `n_failures` in a row; `jitter` in [0, 1) spreads workers' redials.
+
+    Doubles from FIRST_REDIAL_S to LONGEST_REDIAL_S; the jitter takes away up to half.
+    """
+    longest = min(FIRST_REDIAL_S * 2.0 ** min(n_failures, 16), LONGEST_REDIAL_S)
+    return longest * (1 - jitter / 2)

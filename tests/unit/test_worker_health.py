@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from backbone.engine.worker_health import FIRST_PENALTY_S, LONGEST_PENALTY_S, Health
+from backbone.engine.worker_health import (
+    FIRST_PENALTY_S,
+    FIRST_REDIAL_S,
+    LONGEST_PENALTY_S,
+    LONGEST_REDIAL_S,
+    Health,
+    redial_delay_s,
+)
 
 
 def test_a_new_worker_is_live() -> None:
@@ -31,3 +38,10 @@ def test_the_penalty_doubles_up_to_a_bound_and_halves_with_success() -> None:
     for _ in range(12):
         health = health.after_success()
     assert health.penalty_s == FIRST_PENALTY_S
+
+
+def test_redials_double_up_to_a_bound_and_are_spread() -> None:
+    assert redial_delay_s(0, 0.0) == FIRST_REDIAL_S
+    assert redial_delay_s(1, 0.0) == 2 * FIRST_REDIAL_S
+    assert redial_delay_s(1000, 0.0) == LONGEST_REDIAL_S
+    assert LONGEST_REDIAL_S / 2 < redial_delay_s(1000, 0.999) < LONGEST_REDIAL_S

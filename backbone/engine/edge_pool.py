@@ -1,0 +1,213 @@
+"""The engine's workers over TCP: one edge to each address, kept open by an event loop in a thread of its own.
+
+Implements `Transport`. The engine's thread calls it; sockets are served here, so that computation never delays a
+reply or a sign of life. A worker that goes away is dialled again with growing, jittered delays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from backbone.engine.placement import CoverageSnapshot
+from backbone.engine.worker_health import Health, redial_delay_s
+from kvasir.edge import TcpEdge
+from kvasir.errors import ConfigError, EdgeError
+from kvasir.experts import FloatRows
+from kvasir.kernels.api import EncodedRows, Pairs, RowFormat
+from kvasir.wire_frames import Hello, ReplyType
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerAddress:
+    """Where a worker listens. Its text form is also the worker's id in this process."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> WorkerAddress:
+        """From HOST:PORT, IPv6 hosts in brackets. Raises ConfigError that shows what is wrong."""
+        host, separator, port = text.rpartition(":")
+        if not separator or not host or not port.isdigit() or not 0 < int(port) < 65536:
+            raise ConfigError(f"worker address {text!r} is not HOST:PORT with a port from 1 to 65535")
+        return cls(host.strip("[]"), int(port))
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(slots=True)
+class _Member:
+    """One worker as the pool sees it. Written by the pool's thread, read by the engine's."""
+
+    address: WorkerAddress
+    edge: TcpEdge | None = None
+    health: Health = Health()
+    problem: str = "not yet connected"
+    bytes_before: tuple[int, int] = (0, 0)
+
+    def bytes_moved(self) -> tuple[int, int]:
+        edge = self.edge
+        now = (edge.bytes_sent, edge.bytes_received) if edge is not None else (0, 0)
+        return self.bytes_before[0] + now[0], self.bytes_before[1] + now[1]
+
+
+class EdgePool:
+    """Edges to a fixed list of workers. `start` it, give it to the dispatcher, `close` it."""
+
+    def __init__(
+        self,
+        addresses: Sequence[WorkerAddress],
+        hello: Hello,
+        *,
+        reply: ReplyType = ReplyType.F32,
+        connect_deadline_s: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._members = {str(address): _Member(address) for address in addresses}
+        self._hello = hello
+        self._reply = reply
+        self._connect_deadline_s = connect_deadline_s
+        self._clock = clock
+        self._jitter = jitter
+        self._coverage = CoverageSnapshot({})
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="kvasir-edges", daemon=True)
+        self._tried: list[Future[None]] = []
+        self._keepers: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Dial every worker; returns when each has been reached, has refused, or has failed once."""
+        self._thread.start()
+        for member in self._members.values():
+            tried: Future[None] = Future()
+            self._tried.append(tried)
+            self._loop.call_soon_threadsafe(self._keep_in_loop, member, tried)
+        for tried in self._tried:
+            tried.result(self._connect_deadline_s + 5.0)
+
+    def close(self) -> None:
+        """Close all edges and end the thread."""
+        if not self._thread.is_alive():
+            return
+        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(10.0)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10.0)
+        self._loop.close()
+
+    def __enter__(self) -> EdgePool:
+        self.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    @property
+    def problems(self) -> dict[str, str]:
+        """Workers that are not connected now, with the reason."""
+        return {name: member.problem for name, member in self._members.items() if member.edge is None}
+
+    @property
+    def bytes_moved(self) -> dict[str, tuple[int, int]]:
+        """Bytes sent to and received from each worker since the start, headers included."""
+        return {name: member.bytes_moved() for name, member in self._members.items()}
+
+    def coverage(self) -> CoverageSnapshot:
+        """What the connected workers hold."""
+        return self._coverage
+
+    def live(self) -> frozenset[str]:
+        """Connected workers that are neither paused nor left out after a failure."""
+        now = self._clock()
+        return frozenset(
+            name
+            for name, member in self._members.items()
+            if member.edge is not None and member.edge.is_available and member.health.is_live(now)
+        )
+
+    def dispatch(
+        self,
+        worker_id: str,
+        layer: int,
+        rows: EncodedRows,
+        row_format: RowFormat,
+        pair_rows: Pairs,
+        pair_ids: Pairs,
+        deadline_s: float,
+    ) -> Future[FloatRows]:
+        """Send at once; see Transport. Raises EdgeError when the worker is not connected."""
+        member = self._members[worker_id]
+        edge = member.edge
+        if edge is None or not self._thread.is_alive():
+            raise EdgeError(f"worker {worker_id} is not connected: {member.problem}")
+        call = edge.dispatch(layer, rows, row_format, pair_rows, pair_ids, deadline_s=deadline_s, reply=self._reply)
+        future = asyncio.run_coroutine_threadsafe(call, self._loop)
+        future.add_done_callback(lambda done: self._note_success(member, done))
+        return future
+
+    def report(self, worker_id: str, reason: str) -> None:
+        """Leave a worker out for a while; the time doubles with each failure."""
+        member = self._members[worker_id]
+        member.health = member.health.after_failure(self._clock(), reason)
+
+    def _note_success(self, member: _Member, done: Future[FloatRows]) -> None:
+        if not done.cancelled() and done.exception() is None:
+            member.health = member.health.after_success()
+
+    def _keep_in_loop(self, member: _Member, tried: Future[None]) -> None:
+        self._keepers.append(self._loop.create_task(self._keep(member, tried)))
+
+    async def _keep(self, member: _Member, tried: Future[None]) -> None:
+        """Hold one edge open for ever."""
+        n_failures = 0
+        while True:
+            try:
+                edge = await TcpEdge.connect(
+                    member.address.host, member.address.port, self._hello, deadline_s=self._connect_deadline_s
+                )
+            except EdgeError as error:
+                member.problem = str(error)
+                logger.log(logging.WARNING if n_failures == 0 else logging.INFO, "%s", error)
+                n_failures += 1
+            else:
+                n_failures = 0
+                self._set_edge(member, edge)
+                if not tried.done():
+                    tried.set_result(None)
+                member.problem = await asyncio.shield(edge.closed)
+                self._lose_edge(member, edge)
+            if not tried.done():
+                tried.set_result(None)
+            await asyncio.sleep(redial_delay_s(n_failures, self._jitter()))
+
+    def _set_edge(self, member: _Member, edge: TcpEdge) -> None:
+        member.edge, member.problem = edge, ""
+        self._publish()
+
+    def _lose_edge(self, member: _Member, edge: TcpEdge) -> None:
+        logger.warning("worker %s is gone: %s", member.address, member.problem)
+        member.bytes_before = member.bytes_moved()
+        member.edge = None
+        self._publish()
+
+    def _publish(self) -> None:
+        held = {name: member.edge.coverage for name, member in self._members.items() if member.edge is not None}
+        self._coverage = CoverageSnapshot.build(held)
+
+    async def _close(self) -> None:
+        for keeper in self._keepers:
+            keeper.cancel()
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+        for member in self._members.values():
+            if member.edge is not None:
+                await member.edge.close()
