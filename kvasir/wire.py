@@ -54,7 +54,7 @@ def encode(frame: Frame, limits: Limits = PROTOCOL_LIMITS) -> list[Buffer]:
 
 
 def decode(data: Buffer, limits: Limits = PROTOCOL_LIMITS) -> Frame:
-    """The one frame that `data` is, all of it. Tensors are read-only views over `data`. Raises WireError."""
+    """The one frame that `data` is, all of it. Tensors are views over `data`. Raises WireError."""
     view = memoryview(data).cast("B")
     if len(view) < HEADER_BYTES:
         raise WireError(f"{len(view)} bytes are no frame: the header alone has {HEADER_BYTES}")
@@ -137,7 +137,7 @@ class FrameDecoder:
             header, check = _checked_header(staged[at:], self.limits)
             start, stop = at + HEADER_BYTES, at + HEADER_BYTES + header.payload_bytes
             if stop <= end:
-                payload = memoryview(bytes(staged[start:stop]))  # staging is used again
+                payload = memoryview(bytearray(staged[start:stop]))  # staging is used again
                 _check_sum(header, check, checksum(staged[at : at + CHECKED_BYTES], [payload]))
                 frames.append(_frame(header, payload))
                 at = stop
@@ -215,11 +215,11 @@ def _result_parts(frame: Result) -> tuple[Header, list[Buffer]]:
 def _frame(header: Header, payload: memoryview) -> Frame:
     if header.kind is Kind.RESULT:
         dtype = "<f2" if header.wire_type is WireType.F16 else "<f4"
-        outputs = np.frombuffer(payload.toreadonly(), dtype).reshape(header.n_pairs, header.d_model)
+        outputs = np.frombuffer(payload, dtype).reshape(header.n_pairs, header.d_model)
         return Result(header.request, header.layer, outputs)
     if header.kind is Kind.DISPATCH:
-        pairs = np.frombuffer(payload.toreadonly(), "<i4", 2 * header.n_pairs)
-        rows = np.frombuffer(payload.toreadonly(), np.uint8, offset=pairs.nbytes)
+        pairs = np.frombuffer(payload, "<i4", 2 * header.n_pairs)
+        rows = np.frombuffer(payload, np.uint8, offset=pairs.nbytes)
         return Dispatch(
             header.request,
             header.layer,
