@@ -1,0 +1,214 @@
+"""Compiles `csrc/*.c` into the one shared library that `native` loads.
+
+Run as `python -m kvasir.kernels.build`, and by the packaging backend while `pip` installs. It uses the system's C
+compiler, else the one in the `ziglang` wheel. It needs the standard library alone, never downloads anything, and
+replaces the library by a rename, so that a running process keeps the file that it has open.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import importlib.util
+import json
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvasir.errors import KernelError
+
+SOURCE_DIR = Path(__file__).parent / "csrc"
+NATIVE_DIR = Path(__file__).parent / "_native"
+LIBRARY_NAME = {"darwin": "libkvasir.dylib", "win32": "kvasir.dll"}.get(sys.platform, "libkvasir.so")
+
+NEXT_STEP = "install a C compiler (gcc or clang) or `pip install ziglang`, then run `python -m kvasir.kernels.build`"
+COMMON_FLAGS = (
+    "-O3", "-std=c11", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra",
+)  # fmt: skip
+
+# A source whose name ends in one of these is one version of its functions, chosen at run time by the CPU. Where the
+# machine is another one, or the compiler does not know the flags, it is compiled without and gives an empty entry.
+X86 = ("x86_64", "amd64")
+ARM64 = ("aarch64", "arm64")
+VERSION_FLAGS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "_avx2": (X86, ("-mavx2", "-mtune=haswell")),
+    "_avx512": (X86, ("-march=x86-64-v4", "-mavx512vnni", "-mprefer-vector-width=512")),
+    "_dotprod": (ARM64, ("-march=armv8.2-a+dotprod",)),
+}
+SYSTEM_COMPILERS = ("cc", "gcc", "clang")
+
+
+@dataclass(frozen=True, slots=True)
+class Compiler:
+    """A command that takes gcc's options."""
+
+    command: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return shlex.join(self.command)
+
+
+def system_compiler() -> Compiler | None:
+    """The compiler that `CC` names, else cc, gcc or clang in PATH. None when there is none."""
+    named = os.environ.get("CC", "").strip()
+    if named:
+        command = tuple(shlex.split(named))
+        return Compiler(command) if shutil.which(command[0]) else None
+    for name in SYSTEM_COMPILERS:
+        if shutil.which(name):
+            return Compiler((name,))
+    return None
+
+
+def find_compiler(wanted: str | None = None) -> Compiler:
+    """The compiler to use: `wanted`, else the system's, else ziglang's. Raises KernelError with the next step."""
+    if wanted:
+        command = tuple(shlex.split(wanted))
+        if not shutil.which(command[0]):
+            raise KernelError(f"the compiler {command[0]!r} is not in PATH")
+        return Compiler(command)
+    found = system_compiler()
+    if found:
+        return found
+    if importlib.util.find_spec("ziglang") is not None:
+        return Compiler((sys.executable, "-m", "ziglang", "cc"))
+    raise KernelError(f"no C compiler was found (CC, {', '.join(SYSTEM_COMPILERS)}, ziglang): {NEXT_STEP}")
+
+
+def flags_of(source: Path) -> tuple[str, ...]:
+    """The compiler's own options for one source file on this machine."""
+    for ending, (machines, flags) in VERSION_FLAGS.items():
+        if source.stem.endswith(ending) and platform.machine().lower() in machines:
+            return flags
+    return ()
+
+
+def _digest(parts: Sequence[bytes]) -> str:
+    state = hashlib.sha256()
+    for part in parts:
+        state.update(len(part).to_bytes(8, "little"))
+        state.update(part)
+    return state.hexdigest()
+
+
+def _object_digests(source_dir: Path, compiler: Compiler | None) -> dict[Path, str]:
+    """What each object file depends on: its source, all headers, its flags, the machine, and the compiler if given."""
+    headers = [item for path in sorted(source_dir.glob("*.h")) for item in (path.name.encode(), path.read_bytes())]
+    target = f"{sys.platform} {platform.machine()} {compiler or ''}".encode()
+    return {
+        source: _digest([target, *headers, source.read_bytes(), " ".join(COMMON_FLAGS + flags_of(source)).encode()])
+        for source in sorted(source_dir.glob("*.c"))
+    }
+
+
+def source_digest(source_dir: Path = SOURCE_DIR) -> str:
+    """Identifies the library that these sources give on this machine, whatever the compiler."""
+    digests = _object_digests(source_dir, None)
+    return _digest([f"{source.name} {digest}".encode() for source, digest in digests.items()])
+
+
+def _run_compiler(command: Sequence[str]) -> None:
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise KernelError(f"the C compiler failed: {shlex.join(command)}\n{done.stderr.strip()}")
+    if done.stderr.strip():
+        sys.stderr.write(done.stderr)
+
+
+def _accepts(compiler: Compiler, flags: tuple[str, ...]) -> bool:
+    """Whether the compiler knows these options."""
+    if not flags:
+        return True
+    command = [*compiler.command, *flags, "-x", "c", "-fsyntax-only", "-"]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    return done.returncode == 0
+
+
+@contextlib.contextmanager
+def _only_builder(native_dir: Path) -> Iterator[None]:
+    """Let one process at a time build here; where files cannot be locked, renames alone keep the library whole."""
+    with (native_dir / ".lock").open("w") as lock:
+        try:
+            import fcntl
+
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except ImportError:
+            pass
+        yield
+
+
+def _compile_objects(compiler: Compiler, source_dir: Path, object_dir: Path) -> list[Path]:
+    """Compile the sources whose object is not there yet, and drop objects of older sources."""
+    object_dir.mkdir(exist_ok=True)
+    digests = _object_digests(source_dir, compiler)
+    objects = {source: object_dir / f"{source.stem}-{digest[:24]}.o" for source, digest in digests.items()}
+
+    def compile_one(source: Path) -> None:
+        unfinished = objects[source].with_suffix(f".{os.getpid()}.o")
+        own_flags = flags_of(source) if _accepts(compiler, flags_of(source)) else ()
+        _run_compiler([*compiler.command, *COMMON_FLAGS, *own_flags, "-c", str(source), "-o", str(unfinished)])
+        unfinished.replace(objects[source])
+
+    missing = [source for source, path in objects.items() if not path.exists()]
+    with ThreadPoolExecutor(os.cpu_count() or 1) as workers:
+        list(workers.map(compile_one, missing))
+    for stale in set(object_dir.iterdir()) - set(objects.values()):
+        stale.unlink()
+    return list(objects.values())
+
+
+def build(compiler_command: str | None = None, *, source_dir: Path = SOURCE_DIR, native_dir: Path = NATIVE_DIR) -> Path:
+    """Build the library where it is not up to date, and return its path.
+
+    Without `compiler_command` nothing is done when the library fits the sources, whichever compiler made it.
+    Raises KernelError when there is no compiler or when it fails.
+    """
+    native_dir.mkdir(parents=True, exist_ok=True)
+    library, record = native_dir / LIBRARY_NAME, native_dir / "build.json"
+    with _only_builder(native_dir):
+        wanted = source_digest(source_dir)
+        if library.exists() and record.exists():
+            made = json.loads(record.read_text())
+            if made["sources"] == wanted and compiler_command in {None, made["compiler"]}:
+                return library
+        compiler = find_compiler(compiler_command)
+        objects = _compile_objects(compiler, source_dir, native_dir / "obj")
+        handle, name = tempfile.mkstemp(prefix=LIBRARY_NAME, dir=native_dir)
+        os.close(handle)
+        try:
+            libraries = [] if sys.platform == "win32" else ["-lpthread", "-lm"]
+            _run_compiler([*compiler.command, "-shared", "-o", name, *map(str, objects), *libraries])
+            Path(name).chmod(0o755)
+            record.unlink(missing_ok=True)
+            Path(name).replace(library)
+        finally:
+            Path(name).unlink(missing_ok=True)
+        record.write_text(json.dumps({"sources": wanted, "compiler": str(compiler)}) + "\n")
+    return library
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line: build the library in place, and say where it is or what to do."""
+    parser = argparse.ArgumentParser(prog="python -m kvasir.kernels.build", description=main.__doc__)
+    parser.add_argument("--compiler", metavar="CC", help="a command that takes gcc's options, e.g. 'clang'")
+    options = parser.parse_args(arguments)
+    try:
+        library = build(options.compiler)
+    except KernelError as error:
+        sys.stderr.write(f"kvasir: {error}\n")
+        return 1
+    sys.stdout.write(f"{library}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,41 @@
+/* What the shared library shows: a thin layer over the other sources for ctypes (kvasir/kernels/native.py). */
+#include "api.h"
+
+#include "pool.h"
+
+int kv_api_version(void) { return KV_API_VERSION; }
+
+const kx1_isa *kv_isa_named(const char *name) { return kx1_isa_named(name); }
+const kx1_isa *kv_isa_at(int i) { return kx1_isa_at(i); }
+const char *kv_isa_name(const kx1_isa *isa) { return isa->name; }
+
+int kv_n_helpers(void) { return pool_n_helpers(); }
+
+int64_t kv_kx1_row_bytes(int type, int64_t cols) { return kx1_row_bytes(type, cols); }
+
+int32_t kv_kx1_weight_exponent(int type, const uint8_t *weights, int64_t rows, int64_t cols) {
+    return kx1_weight_exponent(type, weights, rows, cols);
+}
+
+int kv_kx1_experts(const kx1_isa *isa, const kx1_layer *layer, const uint8_t *rows, int64_t n_rows,
+                   const int32_t *pair_rows, const int32_t *pair_ids, int64_t n_pairs, float *out, int n_threads) {
+    return kx1_experts(isa, layer, rows, n_rows, pair_rows, pair_ids, n_pairs, out, n_threads);
+}
+
+int kv_kx1_linears(const kx1_isa *isa, const float *rows, int64_t n_rows, int64_t cols, const kx1_linear *matrices,
+                   int n_matrices, int n_threads) {
+    return kx1_linears(isa, rows, n_rows, cols, matrices, n_matrices, n_threads);
+}
+
+int kv_kx1_check_packed(const uint8_t *rows, int64_t n_rows, int64_t cols, int64_t *bad_row) {
+    return kx1_check_packed(rows, n_rows, cols, bad_row);
+}
+
+int kv_kx1_pack_rows(const float *rows, int64_t n_rows, int64_t cols, uint8_t *packed, int64_t *bad_row,
+                     int n_threads) {
+    return kx1_pack_rows(rows, n_rows, cols, packed, bad_row, n_threads);
+}
+
+void kv_kx1_silu_mul(const kx1_isa *isa, const float *gate, const float *up, float *h, int64_t n) {
+    isa->silu_mul(gate, up, h, n);
+}

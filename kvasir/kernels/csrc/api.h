@@ -1,0 +1,36 @@
+/* The functions that the shared library exports. Sizes and addresses are checked by the caller (native.py, kx1.py) but
+ * for what the comments in experts.h say. */
+#ifndef KV_API_H
+#define KV_API_H
+
+#include "experts.h"
+
+#ifdef _WIN32
+#define KV_API __declspec(dllexport)
+#else
+#define KV_API __attribute__((visibility("default")))
+#endif
+
+#define KV_API_VERSION 1 /* raise it with every change of a signature or a struct */
+
+KV_API int kv_api_version(void);
+
+KV_API const kx1_isa *kv_isa_named(const char *name); /* NULL when it cannot run here */
+KV_API const kx1_isa *kv_isa_at(int i);               /* best first; NULL after the last */
+KV_API const char *kv_isa_name(const kx1_isa *isa);
+
+KV_API int kv_n_helpers(void);
+
+KV_API int64_t kv_kx1_row_bytes(int type, int64_t cols);
+KV_API int32_t kv_kx1_weight_exponent(int type, const uint8_t *weights, int64_t rows, int64_t cols);
+KV_API int kv_kx1_experts(const kx1_isa *isa, const kx1_layer *layer, const uint8_t *rows, int64_t n_rows,
+                          const int32_t *pair_rows, const int32_t *pair_ids, int64_t n_pairs, float *out,
+                          int n_threads);
+KV_API int kv_kx1_linears(const kx1_isa *isa, const float *rows, int64_t n_rows, int64_t cols,
+                          const kx1_linear *matrices, int n_matrices, int n_threads);
+KV_API int kv_kx1_check_packed(const uint8_t *rows, int64_t n_rows, int64_t cols, int64_t *bad_row);
+KV_API int kv_kx1_pack_rows(const float *rows, int64_t n_rows, int64_t cols, uint8_t *packed, int64_t *bad_row,
+                            int n_threads);
+KV_API void kv_kx1_silu_mul(const kx1_isa *isa, const float *gate, const float *up, float *h, int64_t n);
+
+#endif

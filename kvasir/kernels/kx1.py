@@ -1,0 +1,285 @@
+"""KX1 in C: the expert kernel of production, and the dense linears of the backbone.
+
+Called through `registry` by the worker and the backbone's replica, and by `stable_ops`. Weights stay where the file
+is mapped; rows, ids and shapes are checked before anything is computed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+from gguf import GGMLQuantizationType
+
+from kvasir.errors import KernelError
+from kvasir.experts import ExpertStack, FloatRows, LayerExperts, WeightMatrix
+from kvasir.kernels import native
+from kvasir.kernels.api import EncodedRows, Pairs, RowFormat
+from kvasir.kernels.fingerprint import KX1_NAME, KX1_VERSION, kernel_fingerprint
+from kvasir.kernels.registry import NUMPY, wanted_isa
+from kvasir.kernels.selftest import self_test
+
+if TYPE_CHECKING:
+    from kvasir.kernels.api import ExpertKernel
+
+BLOCK = 256
+PACKED_BLOCK = 261
+MAX_COLS = 16384
+TYPES = (
+    GGMLQuantizationType.Q4_K,
+    GGMLQuantizationType.Q5_K,
+    GGMLQuantizationType.Q6_K,
+    GGMLQuantizationType.Q8_0,
+)
+NOT_YET_KNOWN = -2  # in an array of weight exponents; any negative number says so to C
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KX1Matrix:
+    """A matrix that `KX1Kernel.linear` can compute, with its weight exponent."""
+
+    matrix: WeightMatrix
+    exponent: int
+
+
+class KX1Kernel:
+    """KX1 with native code; implements ExpertKernel. `isa` None is what KVASIR_ISA says, else the best build."""
+
+    name = KX1_NAME
+    row_format = RowFormat.KX1
+
+    def __init__(self, isa: str | None = None, n_threads: int | None = None) -> None:
+        self._library = native.load()
+        forced = wanted_isa() if isa is None else isa
+        self._isa = self._library.isa(None if forced == NUMPY else forced)
+        self.n_threads = native.usable_cores() if n_threads is None else n_threads
+        if self.n_threads < 1:
+            raise KernelError(f"n_threads is {n_threads}; it must be 1 or more")
+
+    @property
+    def isa_name(self) -> str:
+        """The build in use: "scalar", "avx2", "avx512", "neon" or "dotprod"."""
+        return str(self._library.lib.kv_isa_name(self._isa).decode())
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """64 hex digits; raises KernelError when this build fails the self-test."""
+        kernel: ExpertKernel = self
+        return kernel_fingerprint(KX1_NAME, KX1_VERSION, self_test(kernel))
+
+    def refusal(self, experts: LayerExperts) -> str | None:
+        """Why KX1 cannot compute these experts, or None. Scales that are not finite are found when they are read."""
+        if experts.has_bias:
+            return f"layer {experts.layer} has expert biases, which KX1 does not compute"
+        for name, stack in (("gate", experts.gate), ("up", experts.up), ("down", experts.down)):
+            reason = matrix_refusal(stack)
+            if reason is not None:
+                return f"layer {experts.layer}: {name} {reason}"
+        return None
+
+    def load(self, experts: LayerExperts) -> LoadedKX1Experts:
+        """Ready at once: an expert's weights are first read when it is first computed.
+
+        Raises KernelError with the reason for experts that KX1 cannot compute.
+        """
+        reason = self.refusal(experts)
+        if reason is not None:
+            raise KernelError(reason)
+        return LoadedKX1Experts(self._library, self._isa, self.n_threads, experts)
+
+    def encode_rows(self, rows: FloatRows) -> EncodedRows:
+        """Finite f32 rows [n, d_model] in KX1's packed form, uint8 [n, row_bytes]."""
+        check_float_rows(rows)
+        encoded = np.empty((len(rows), self.row_bytes(rows.shape[1])), np.uint8)
+        rows = np.ascontiguousarray(rows)
+        bad_row = ctypes.c_int64()
+        error = self._library.lib.kv_kx1_pack_rows(
+            rows.ctypes.data, *rows.shape, encoded.ctypes.data, ctypes.byref(bad_row), self.n_threads
+        )
+        if error:
+            raise _row_error(rows)
+        return encoded
+
+    def row_bytes(self, d_model: int) -> int:
+        """Bytes of one packed row: 261 for each 256 values. Raises KernelError for a width that KX1 lacks."""
+        if not _is_width(d_model):
+            raise KernelError(f"rows have {d_model} values; KX1 needs {_WIDTHS}")
+        return d_model // BLOCK * PACKED_BLOCK
+
+    def prepare(self, matrix: WeightMatrix) -> KX1Matrix:
+        """Read a dense matrix's scales once. Raises KernelError for a matrix that KX1 cannot compute."""
+        reason = matrix_refusal(matrix)
+        if reason is not None:
+            raise KernelError(f"matrix {reason}")
+        return KX1Matrix(matrix, _weight_exponent(self._library, matrix))
+
+    def linear(self, rows: FloatRows, matrices: Sequence[KX1Matrix]) -> list[FloatRows]:
+        """Finite f32 rows [n, n_in] times each matrix: f32 [n, n_out] each. The rows are quantised once for all.
+
+        Raises KernelError for rows of another width and for rows that are not finite.
+        """
+        check_float_rows(rows)
+        rows = np.ascontiguousarray(rows)
+        wrong = [m.matrix.n_in for m in matrices if m.matrix.n_in != rows.shape[1]]
+        if wrong:
+            raise KernelError(f"rows have {rows.shape[1]} values; the matrix has {wrong[0]} columns")
+        outputs = [np.empty((len(rows), m.matrix.n_out), np.float32) for m in matrices]
+        calls = (native.LinearCall * len(matrices))(
+            *(
+                native.LinearCall(
+                    m.matrix.quant_type, m.exponent, m.matrix.data.ctypes.data, m.matrix.n_out, out.ctypes.data
+                )
+                for m, out in zip(matrices, outputs, strict=True)
+            )
+        )
+        error = self._library.lib.kv_kx1_linears(
+            self._isa, rows.ctypes.data, *rows.shape, calls, len(calls), self.n_threads
+        )
+        if error:
+            raise _row_error(rows) if error == native.NOT_FINITE else _native_error(error)
+        return outputs
+
+
+class LoadedKX1Experts:
+    """The experts of one layer, mapped in place; implements LoadedExperts. Safe to call from several threads."""
+
+    def __init__(self, library: native.NativeLibrary, isa: int, n_threads: int, experts: LayerExperts) -> None:
+        self._library, self._isa, self._n_threads, self._experts = library, isa, n_threads, experts
+        self._row_bytes = experts.d_model // BLOCK * PACKED_BLOCK
+        self._stacks = (experts.gate, experts.up, experts.down)
+        self._exponents = np.full((3, experts.n_expert), NOT_YET_KNOWN, np.int32)  # [gate, up, down]
+        native_stacks = [
+            native.Stack(stack.quant_type, stack.data.ctypes.data, stack.data.strides[0], row.ctypes.data)
+            for stack, row in zip(self._stacks, self._exponents, strict=True)
+        ]
+        self._layer = native.Layer(*native_stacks, experts.n_expert, experts.d_model, experts.d_ff)
+
+    @property
+    def layer(self) -> int:
+        return self._experts.layer
+
+    @property
+    def n_expert(self) -> int:
+        return self._experts.n_expert
+
+    @property
+    def d_model(self) -> int:
+        return self._experts.d_model
+
+    def read_scales(self, local_ids: Sequence[int] | Pairs | None = None) -> None:
+        """Find the weight exponents of these experts (None: of all), which reads their weights once.
+
+        `compute` does it for the experts that it meets first. Raises KernelError for a scale that is not finite.
+        """
+        for local_id in range(self.n_expert) if local_ids is None else sorted({int(i) for i in local_ids}):
+            for name, stack, exponents in zip(("gate", "up", "down"), self._stacks, self._exponents, strict=True):
+                if exponents[local_id] < 0:
+                    try:
+                        exponents[local_id] = _weight_exponent(self._library, stack.expert(local_id))
+                    except KernelError as error:
+                        raise KernelError(f"layer {self.layer}, local expert {local_id}, {name}: {error}") from error
+
+    def compute(self, rows: EncodedRows, pair_rows: Pairs, pair_ids: Pairs) -> FloatRows:
+        """f32 [n_pairs, d_model]; see LoadedExperts. Memory beside the output: see csrc/experts.h."""
+        if rows.dtype != np.uint8 or rows.ndim != 2 or rows.shape[1] != self._row_bytes:
+            raise KernelError(f"rows are {rows.dtype} of shape {rows.shape}; uint8 [n, {self._row_bytes}] is needed")
+        check_pairs(pair_rows, pair_ids)
+        rows = np.ascontiguousarray(rows)
+        pair_rows, pair_ids = np.ascontiguousarray(pair_rows), np.ascontiguousarray(pair_ids)
+        out = np.empty((len(pair_ids), self.d_model), np.float32)
+        error = self._call(rows, pair_rows, pair_ids, out)
+        if error == native.UNKNOWN_EXPONENT:
+            self.read_scales(pair_ids)
+            error = self._call(rows, pair_rows, pair_ids, out)
+        if error:
+            raise self._error(error, rows, pair_rows, pair_ids)
+        return out
+
+    def _call(self, rows: EncodedRows, pair_rows: Pairs, pair_ids: Pairs, out: FloatRows) -> int:
+        return int(
+            self._library.lib.kv_kx1_experts(
+                self._isa,
+                ctypes.byref(self._layer),
+                rows.ctypes.data,
+                len(rows),
+                pair_rows.ctypes.data,
+                pair_ids.ctypes.data,
+                len(pair_ids),
+                out.ctypes.data,
+                self._n_threads,
+            )
+        )
+
+    def _error(self, error: int, rows: EncodedRows, pair_rows: Pairs, pair_ids: Pairs) -> KernelError:
+        if error == native.BAD_ROW_NUMBER:
+            return _number_error("row number", pair_rows, len(rows))
+        if error == native.BAD_EXPERT_ID:
+            return _number_error("local expert id", pair_ids, self.n_expert)
+        if error in {native.BAD_CODE, native.BAD_MULTIPLIER}:
+            bad_row = ctypes.c_int64()
+            found = self._library.lib.kv_kx1_check_packed(
+                rows.ctypes.data, len(rows), self.d_model, ctypes.byref(bad_row)
+            )
+            what = "code -128" if found == native.BAD_CODE else "multiplier 0"
+            return KernelError(f"row {bad_row.value} holds {what}; codes are -127 to 127 and multipliers 1 to 15")
+        return _native_error(error)
+
+
+_WIDTHS = f"a multiple of {BLOCK}, {BLOCK} to {MAX_COLS}"
+
+
+def _is_width(cols: int) -> bool:
+    return 0 < cols <= MAX_COLS and cols % BLOCK == 0
+
+
+def matrix_refusal(matrix: WeightMatrix | ExpertStack) -> str | None:
+    """Why KX1 cannot compute a matrix of this type and shape, or None."""
+    if matrix.quant_type not in TYPES:
+        return f"is {matrix.quant_type.name}; KX1 computes {', '.join(known.name for known in TYPES)}"
+    if not _is_width(matrix.n_in):
+        return f"has {matrix.n_in} columns; KX1 needs {_WIDTHS}"
+    if matrix.n_out < 1:
+        return f"has {matrix.n_out} rows; KX1 needs 1 or more"
+    return None
+
+
+def check_float_rows(rows: FloatRows) -> None:
+    """Raise KernelError unless rows are f32 [n, width]."""
+    if rows.ndim != 2 or rows.dtype != np.float32:
+        raise KernelError(f"rows are {rows.dtype} of shape {rows.shape}; float32 [n, d_model] is needed")
+
+
+def check_pairs(pair_rows: Pairs, pair_ids: Pairs) -> None:
+    """Raise KernelError unless pair_rows and pair_ids are int32 arrays of one length."""
+    for name, numbers in (("pair_rows", pair_rows), ("pair_ids", pair_ids)):
+        if numbers.dtype != np.int32 or numbers.ndim != 1:
+            raise KernelError(f"{name} is {numbers.dtype} of shape {numbers.shape}; int32 [n_pairs] is needed")
+    if len(pair_rows) != len(pair_ids):
+        raise KernelError(f"{len(pair_rows)} pair_rows but {len(pair_ids)} pair_ids; one of each a pair is needed")
+
+
+def _number_error(what: str, numbers: Pairs, stop: int) -> KernelError:
+    bad = numbers[(numbers < 0) | (numbers >= stop)]
+    return KernelError(f"{what} {int(bad[0])} does not exist; there are {stop}")
+
+
+def _row_error(rows: FloatRows) -> KernelError:
+    row, col = (int(i) for i in np.argwhere(~np.isfinite(rows))[0])
+    return KernelError(f"row {row} holds {rows[row, col]} at {col}; rows must be finite")
+
+
+def _native_error(error: int) -> KernelError:
+    return KernelError({-1: "out of memory for the call"}.get(error, f"the C library refused the call ({error})"))
+
+
+def _weight_exponent(library: native.NativeLibrary, matrix: WeightMatrix) -> int:
+    data: npt.NDArray[np.uint8] = matrix.data
+    exponent = int(library.lib.kv_kx1_weight_exponent(matrix.quant_type, data.ctypes.data, matrix.n_out, matrix.n_in))
+    if exponent < 0:
+        raise KernelError("a scale is infinite or NaN; the file is damaged")
+    return exponent

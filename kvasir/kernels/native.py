@@ -1,0 +1,136 @@
+"""The C library through ctypes: found, loaded once, with every function's argument types set.
+
+Called by `kx1`, `float_kernel`, `rowops` and the backbone's `stable_ops`. Calls drop the GIL. It checks nothing:
+addresses and sizes are the callers' care.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from ctypes import POINTER, c_char_p, c_int, c_int32, c_int64, c_void_p
+from functools import cache
+from typing import ClassVar
+
+from kvasir.errors import ConfigError, KernelError
+from kvasir.kernels.build import LIBRARY_NAME, NATIVE_DIR, NEXT_STEP
+
+API_VERSION = 1
+
+# experts.h
+BAD_SHAPE, BAD_ROW_NUMBER, BAD_EXPERT_ID, BAD_CODE, BAD_MULTIPLIER, NOT_FINITE = -2, -3, -4, -5, -6, -7
+UNKNOWN_EXPONENT = -8
+
+
+class Stack(ctypes.Structure):
+    """kx1_stack: one matrix of every expert."""
+
+    _fields_: ClassVar = [("type", c_int32), ("base", c_void_p), ("stride", c_int64), ("exponents", c_void_p)]
+
+
+class Layer(ctypes.Structure):
+    """kx1_layer."""
+
+    _fields_: ClassVar = [
+        ("gate", Stack),
+        ("up", Stack),
+        ("down", Stack),
+        ("n_expert", c_int64),
+        ("d_model", c_int64),
+        ("d_ff", c_int64),
+    ]
+
+
+class LinearCall(ctypes.Structure):
+    """kx1_linear: one matrix and where its output goes."""
+
+    _fields_: ClassVar = [
+        ("type", c_int32),
+        ("exponent", c_int32),
+        ("weights", c_void_p),
+        ("n_out", c_int64),
+        ("out", c_void_p),
+    ]
+
+
+_SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
+    "kv_api_version": (c_int, []),
+    "kv_isa_named": (c_void_p, [c_char_p]),
+    "kv_isa_at": (c_void_p, [c_int]),
+    "kv_isa_name": (c_char_p, [c_void_p]),
+    "kv_n_helpers": (c_int, []),
+    "kv_kx1_row_bytes": (c_int64, [c_int, c_int64]),
+    "kv_kx1_weight_exponent": (c_int32, [c_int, c_void_p, c_int64, c_int64]),
+    "kv_kx1_experts": (
+        c_int,
+        [c_void_p, POINTER(Layer), c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_void_p, c_int],
+    ),
+    "kv_kx1_linears": (c_int, [c_void_p, c_void_p, c_int64, c_int64, POINTER(LinearCall), c_int, c_int]),
+    "kv_kx1_check_packed": (c_int, [c_void_p, c_int64, c_int64, POINTER(c_int64)]),
+    "kv_kx1_pack_rows": (c_int, [c_void_p, c_int64, c_int64, c_void_p, POINTER(c_int64), c_int]),
+    "kv_kx1_silu_mul": (None, [c_void_p, c_void_p, c_void_p, c_void_p, c_int64]),
+}
+
+
+class NativeLibrary:
+    """The loaded library. `lib.NAME(...)` are the functions of csrc/api.h; `isa` values are their first argument."""
+
+    def __init__(self, lib: ctypes.CDLL) -> None:
+        self.lib = lib
+
+    @property
+    def isa_names(self) -> tuple[str, ...]:
+        """The builds of the kernels that this CPU can run, best first."""
+        names: list[str] = []
+        while isa := self.lib.kv_isa_at(len(names)):
+            names.append(self.lib.kv_isa_name(isa).decode())
+        return tuple(names)
+
+    def isa(self, name: str | None = None) -> int:
+        """The build called `name`, else the best. Raises ConfigError when it cannot run here."""
+        found = self.lib.kv_isa_at(0) if name is None else self.lib.kv_isa_named(name.encode())
+        if not found:
+            raise ConfigError(f"the kernel build {name!r} cannot run here: one of {', '.join(self.isa_names)} can")
+        return int(found)
+
+    @property
+    def n_helpers(self) -> int:
+        """Threads that the pool has made in this process."""
+        return int(self.lib.kv_n_helpers())
+
+
+@cache
+def load() -> NativeLibrary:
+    """The library, loaded on the first call. Raises KernelError with the next step when it is not built or broken."""
+    path = NATIVE_DIR / LIBRARY_NAME
+    if not path.exists():
+        raise KernelError(f"Kvasir's C library is not built ({path} is missing): {NEXT_STEP}")
+    try:
+        lib = ctypes.CDLL(str(path))
+        found = lib.kv_api_version()
+        if found != API_VERSION:
+            raise KernelError(
+                f"{path} has interface {found}, {API_VERSION} is needed: run `python -m kvasir.kernels.build`"
+            )
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = getattr(lib, name)
+            function.restype, function.argtypes = result, arguments
+    except (OSError, AttributeError) as error:
+        raise KernelError(f"{path} cannot be loaded ({error}): {NEXT_STEP}") from error
+    return NativeLibrary(lib)
+
+
+def available() -> bool:
+    """Whether the library is built and loads."""
+    try:
+        load()
+    except KernelError:
+        return False
+    return True
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on: the default number of threads."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
