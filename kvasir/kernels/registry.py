@@ -18,7 +18,7 @@ from kvasir.kernels.fingerprint import FLOAT_NAME, KX1_NAME
 
 ISA_VARIABLE = "KVASIR_ISA"
 NUMPY = "numpy"
-NATIVE_ISAS = ("scalar", "avx2", "avx512", "neon")
+NATIVE_ISAS = ("scalar", "avx2", "avx512", "neon", "dotprod")
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +36,8 @@ def wanted_isa() -> str | None:
 def kernel_named(name: str) -> ExpertKernel:
     """The kernel "kx1" or "float". The same one for each call while KVASIR_ISA stays the same.
 
-    Raises ConfigError for an unknown name or KVASIR_ISA, KernelError when a build that KVASIR_ISA forces is not
-    there or not for this CPU.
+    Raises ConfigError for an unknown name, an unknown KVASIR_ISA or one that this CPU cannot run, KernelError when
+    KVASIR_ISA asks for native code that is not built.
     """
     if name not in _FACTORIES:
         raise ConfigError(f"kernel {name!r} is not known; it must be one of {', '.join(_FACTORIES)}")

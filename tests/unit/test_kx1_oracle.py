@@ -366,5 +366,24 @@ def test_scales_that_are_not_finite_are_refused_by_place(quant_type: Quant, half
     offset = {Quant.Q4_K: 2, Quant.Q5_K: 2, Quant.Q6_K: 208, Quant.Q8_0: 3 * 34}[quant_type]
     at = 5 * row_bytes(quant_type, 256) + offset
     layer.down.data[1, at : at + 2] = (half & 255, half >> 8)
+    loaded = KERNEL.load(layer)
+    loaded.read_scales([0])
+    loaded.compute(GOOD, pairs(0), pairs(0))
     with pytest.raises(KernelError, match=f"local expert 1, down: a {quant_type.name} scale in matrix row 5, block 0"):
-        KERNEL.load(layer)
+        loaded.compute(GOOD, pairs(0, 0), pairs(0, 1))
+    with pytest.raises(KernelError, match="infinite or NaN"):
+        loaded.read_scales()
+    matrix = layer.down.expert(1)
+    with pytest.raises(KernelError, match="infinite or NaN"):
+        KERNEL.prepare(matrix)
+
+
+def test_linears_refuse_what_they_cannot_compute() -> None:
+    matrix = KERNEL.prepare(WeightMatrix(Quant.Q8_0, 2, 256, made_weights(Quant.Q8_0, 2, 256, 1)))
+    assert KERNEL.linear(plain_rows(3, 256, 1), [matrix, matrix])[1].shape == (3, 2)
+    with pytest.raises(KernelError, match="512 values; the matrix has 256 columns"):
+        KERNEL.linear(plain_rows(1, 512, 1), [matrix])
+    with pytest.raises(KernelError, match="inf at 3"):
+        KERNEL.linear(np.where(np.arange(256) == 3, np.inf, plain_rows(1, 256, 1)).astype(np.float32), [matrix])
+    with pytest.raises(KernelError, match="is F16"):
+        KERNEL.prepare(WeightMatrix(Quant.F16, 1, 256, np.zeros(512, np.uint8)))
