@@ -106,9 +106,9 @@ def candidates(logits: NDArray[np.float64], params: SamplingParams) -> tuple[NDA
     """
     with np.errstate(over="ignore"):  # a tiny temperature makes -inf of all but the likeliest, which is what it means
         scaled = (logits - logits.max()) / params.temperature
-    ids = _best(scaled, params.top_k) if params.top_k else np.arange(scaled.size)
+    ids = _best(logits, params.top_k) if params.top_k else np.arange(scaled.size)
     if params.top_p < 1:
-        ids = ids[_nucleus(scaled[ids], params.top_p)]
+        ids = ids[_nucleus(logits[ids], scaled[ids], params.top_p)]
     if params.min_p > 0:
         ids = ids[scaled[ids] >= np.log(params.min_p)]
     return ids, np.exp(scaled[ids])
@@ -152,11 +152,14 @@ def _best(values: NDArray[np.float64], n_best: int) -> NDArray[np.int64]:
     return found[np.argsort(-values[found], kind="stable")]
 
 
-def _nucleus(scaled: NDArray[np.float64], top_p: float) -> NDArray[np.int64]:
-    """Positions of the fewest likeliest values whose weights make up the share `top_p` of all."""
+def _nucleus(logits: NDArray[np.float64], scaled: NDArray[np.float64], top_p: float) -> NDArray[np.int64]:
+    """Positions of the fewest largest logits whose weights make up the share `top_p` of all.
+
+    Scaling rounds close values together, so the order is the logits' own.
+    """
     wanted = top_p * np.exp(scaled).sum()
     for n_look in (*_LOOKS, scaled.size):
-        order = _best(scaled, n_look)
+        order = _best(logits, n_look)
         n_kept = int(np.searchsorted(np.cumsum(np.exp(scaled[order])), wanted)) + 1
         if n_kept <= order.size:
             break
