@@ -1,0 +1,20 @@
+"""What the model asks of whoever computes routed experts: a dispatcher over workers, or an oracle in a test."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Protocol
+
+from torch import Tensor
+
+
+class ExpertCaller(Protocol):
+    """Computes routed experts, wherever they are."""
+
+    def submit(self, layer: int, rows: Tensor, expert_ids: Tensor) -> Awaitable[Tensor]:
+        """Start computing rows [T, d_model] with experts [T, n_used] (int64) of a layer.
+
+        The work is on its way when this returns. The awaitable yields the partials [T, n_used, d_model], unweighted,
+        in the rows' dtype.
+        """
+        ...

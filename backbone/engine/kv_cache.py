@@ -1,0 +1,183 @@
+"""Keys, values and recurrent state of the running sequences, by slot.
+
+The engine allocates a slot for a sequence and frees it; the model marks the slots of a batch as in use while a
+forward runs and moves their lengths on when it is done. Nothing here computes.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from backbone.engine.model_config import AttentionConfig, GatedDeltaConfig, ModelConfig
+from backbone.engine.ops import KVLayer, Segment
+from kvasir.errors import ConfigError, RequestError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeltaLayer:
+    """State of one gated-delta layer, by slot."""
+
+    conv: Tensor  # [n_slot, conv_width - 1, n_conv_channel], the last inputs of the convolution
+    state: Tensor  # [n_slot, n_v_head, d_v, d_k]
+
+    def reset(self, slot: int) -> None:
+        """Back to the state before the first token."""
+        self.conv[slot].zero_()
+        self.state[slot].zero_()
+
+
+LayerState = KVLayer | DeltaLayer
+
+
+def _new_kv(mixer: AttentionConfig, n_slot: int, n_ctx: int, dtype: torch.dtype) -> KVLayer:
+    # Not zeroed, so that memory is taken as sequences grow: a row is only read after it was written.
+    shape = (n_slot, n_ctx, mixer.n_kv_head)
+    return KVLayer(torch.empty(*shape, mixer.d_head, dtype=dtype), torch.empty(*shape, mixer.d_head_v, dtype=dtype))
+
+
+def _new_delta(mixer: GatedDeltaConfig, n_slot: int, _n_ctx: int, dtype: torch.dtype) -> DeltaLayer:
+    return DeltaLayer(
+        torch.zeros(n_slot, mixer.conv_width - 1, mixer.n_conv_channel, dtype=dtype),
+        torch.zeros(n_slot, mixer.n_v_head, mixer.d_v, mixer.d_k, dtype=dtype),
+    )
+
+
+# What a layer keeps between tokens, by the kind of its mixer.
+_NEW_STATE: Mapping[type, Callable[[Any, int, int, torch.dtype], LayerState]] = {
+    AttentionConfig: _new_kv,
+    GatedDeltaConfig: _new_delta,
+}
+
+
+class SlotStatus(Enum):
+    """What a slot may be used for."""
+
+    FREE = "free"
+    READY = "ready"
+    IN_USE = "in use by a forward"
+    BROKEN = "half-written by a forward that failed; free or reset it"
+
+
+class SlotCache:
+    """State of up to `n_slot` sequences of up to `n_ctx` tokens each. Not thread-safe: one event loop owns it."""
+
+    def __init__(self, config: ModelConfig, *, n_slot: int, n_ctx: int, dtype: torch.dtype) -> None:
+        if n_slot < 1 or n_ctx < 1:
+            raise ConfigError(
+                f"a cache of {n_slot} slots of {n_ctx} tokens cannot hold a sequence; both must be 1 or more"
+            )
+        self.n_slot = n_slot
+        self.n_ctx = n_ctx
+        self._states = [_NEW_STATE[type(layer.mixer)](layer.mixer, n_slot, n_ctx, dtype) for layer in config.layers]
+        self._status = [SlotStatus.FREE] * n_slot
+        self._lengths = [0] * n_slot
+        self._free = list(range(n_slot))  # a heap: the lowest slot is taken first
+
+    @property
+    def n_free(self) -> int:
+        """Slots that `allocate` can still give."""
+        return len(self._free)
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all slots when they are full."""
+        return sum(tensor.nbytes for tensor in self._tensors())
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of one full slot."""
+        return self.n_bytes // self.n_slot
+
+    def state(self, layer: int) -> LayerState:
+        """What a layer keeps, for all slots."""
+        return self._states[layer]
+
+    def allocate(self) -> int:
+        """Take a slot for a new sequence, without a trace of the one before; RequestError when none is free."""
+        if not self._free:
+            raise RequestError(f"all {self.n_slot} slots are in use; a sequence has to end first")
+        slot = heapq.heappop(self._free)
+        self._status[slot] = SlotStatus.READY
+        self._clear(slot)
+        return slot
+
+    def free(self, slot: int) -> None:
+        """Give a slot back."""
+        self._check_idle(slot)
+        self._status[slot] = SlotStatus.FREE
+        heapq.heappush(self._free, slot)
+
+    def reset(self, slot: int) -> None:
+        """Forget the sequence in a slot and keep the slot."""
+        self._check_idle(slot)
+        self._status[slot] = SlotStatus.READY
+        self._clear(slot)
+
+    def length(self, slot: int) -> int:
+        """Tokens of the sequence that are in the cache."""
+        self._check_number(slot)
+        return self._lengths[slot]
+
+    @contextmanager
+    def using(self, segments: Sequence[Segment]) -> Iterator[None]:
+        """Hold the slots of a forward: their lengths move on when it ends well, else they are broken until reset.
+
+        Raises RequestError, and holds nothing, when a slot is not ready, occurs twice, would become too long, or has
+        another length than its segment's position.
+        """
+        self._check_segments(segments)
+        for segment in segments:
+            self._status[segment.slot] = SlotStatus.IN_USE
+        outcome = SlotStatus.BROKEN
+        try:
+            yield
+            outcome = SlotStatus.READY
+        finally:
+            for segment in segments:
+                self._status[segment.slot] = outcome
+                if outcome is SlotStatus.READY:
+                    self._lengths[segment.slot] += segment.n_rows
+
+    def _check_segments(self, segments: Sequence[Segment]) -> None:
+        if len({segment.slot for segment in segments}) != len(segments):
+            raise RequestError(f"a slot occurs twice in a batch: {[segment.slot for segment in segments]}")
+        for segment in segments:
+            self._check_number(segment.slot)
+            status, length = self._status[segment.slot], self._lengths[segment.slot]
+            if status is not SlotStatus.READY:
+                raise RequestError(f"slot {segment.slot} is {status.value}")
+            if segment.position != length:
+                raise RequestError(
+                    f"slot {segment.slot} holds {length} tokens, the batch goes on at {segment.position}"
+                )
+            if length + segment.n_rows > self.n_ctx:
+                raise RequestError(
+                    f"slot {segment.slot} would hold {length + segment.n_rows} tokens, there is room for {self.n_ctx}"
+                )
+
+    def _check_number(self, slot: int) -> None:
+        if not 0 <= slot < self.n_slot:
+            raise RequestError(f"slot {slot} does not exist; slots are 0 to {self.n_slot - 1}")
+
+    def _check_idle(self, slot: int) -> None:
+        self._check_number(slot)
+        if self._status[slot] in (SlotStatus.FREE, SlotStatus.IN_USE):
+            raise RequestError(f"slot {slot} is {self._status[slot].value}")
+
+    def _clear(self, slot: int) -> None:
+        self._lengths[slot] = 0
+        for state in self._states:
+            if isinstance(state, DeltaLayer):
+                state.reset(slot)
+
+    def _tensors(self) -> Iterator[Tensor]:
+        for state in self._states:
+            yield from (state.keys, state.values) if isinstance(state, KVLayer) else (state.conv, state.state)

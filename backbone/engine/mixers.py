@@ -1,0 +1,34 @@
+"""The kinds of mixers by their config class: another kind of attention is another line here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from backbone.engine.attention import Attention
+from backbone.engine.gated_delta import GatedDelta
+from backbone.engine.loader import DenseTensors
+from backbone.engine.model_config import AttentionConfig, GatedDeltaConfig, LayerConfig, ModelConfig
+from backbone.engine.ops import Ops
+from backbone.engine.step import Step
+
+
+class Mixer(Protocol):
+    """The part of a layer in which rows of a sequence see each other."""
+
+    def forward(self, x: Tensor, step: Step) -> Tensor:
+        """Normalised rows [T, d_model] -> what is added to the residual stream [T, d_model]."""
+        ...
+
+
+_LOADERS: Mapping[type, Callable[[DenseTensors, int, Any, ModelConfig, Ops], Mixer]] = {
+    AttentionConfig: Attention.load,
+    GatedDeltaConfig: GatedDelta.load,
+}
+
+
+def load_mixer(tensors: DenseTensors, layer: LayerConfig, model: ModelConfig, ops: Ops) -> Mixer:
+    """Take a layer's mixer from the tensors below `blk.N.`."""
+    return _LOADERS[type(layer.mixer)](tensors, layer.layer, layer.mixer, model, ops)

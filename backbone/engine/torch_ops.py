@@ -1,0 +1,145 @@
+"""The dense path in plain torch, float32 or float64, with dequantised weights: the oracle, and the fallback.
+
+The loader and the layers use it through `ops.Ops`. Each sequence is computed by itself and never padded, but float32
+matrix products may depend on the batch in their last bits; `stable_ops` is what has fixed bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import gguf
+import numpy as np
+import torch
+import torch.nn.functional as nnf
+from torch import Tensor
+
+from backbone.engine.ops import KVLayer, Linear, Segment
+from kvasir.experts import WeightMatrix
+
+_SOFTPLUS_IS_IDENTITY = 50.0  # above this exp(-x) is nothing, even in float64
+
+
+class TorchOps:
+    """Implements `Ops`."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        self._dtype = dtype
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights and activations."""
+        return self._dtype
+
+    def make_linear(self, matrix: WeightMatrix, bias: Tensor | None = None) -> Linear:
+        """Dequantise a matrix."""
+        return Linear(matrix.n_in, matrix.n_out, self._dequantised(matrix, slice(None)), bias)
+
+    def linear(self, x: Tensor, *linears: Linear) -> tuple[Tensor, ...]:
+        """x [T, n_in] -> one [T, n_out] a linear."""
+        return tuple(nnf.linear(x, linear.weight, linear.bias) for linear in linears)
+
+    def embed(self, matrix: WeightMatrix, token_ids: Tensor) -> Tensor:
+        """Dequantise the rows that are asked for: int64 [T] -> [T, n_in]."""
+        return self._dequantised(matrix, token_ids.numpy())
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Over the last dimension."""
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+
+    def l2_norm(self, x: Tensor, eps: float) -> Tensor:
+        """Over the last dimension."""
+        return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + eps)
+
+    def rope(self, x: Tensor, cos: Tensor, sin: Tensor, *, adjacent_pairs: bool) -> Tensor:
+        """Rotate x [T, h, d] by cos and sin [T, d_rot]."""
+        cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)  # [T, 1, d_rot]
+        n_rotated = 2 * cos.shape[-1]
+        rotated, rest = x[..., :n_rotated], x[..., n_rotated:]
+        if adjacent_pairs:
+            a, b = rotated[..., 0::2], rotated[..., 1::2]
+            turned = torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
+        else:
+            a, b = rotated.chunk(2, -1)
+            turned = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+        return torch.cat([turned, rest], -1)
+
+    def attention(self, q: Tensor, cache: KVLayer, segments: Sequence[Segment], scale: float) -> Tensor:
+        """Causal attention of q [T, n_head, d_head], sequence by sequence."""
+        out = q.new_empty(*q.shape[:2], cache.values.shape[-1])
+        for slot, first, n, position in segments:
+            end = position + n
+            out[first : first + n] = nnf.scaled_dot_product_attention(
+                q[first : first + n].transpose(0, 1)[None],
+                cache.keys[slot, :end].transpose(0, 1)[None],
+                cache.values[slot, :end].transpose(0, 1)[None],
+                attn_mask=torch.ones(n, end, dtype=torch.bool).tril(position),
+                scale=scale,
+                enable_gqa=True,
+            )[0].transpose(0, 1)
+        return out
+
+    def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
+        """silu(gate) * up."""
+        return nnf.silu(gate) * up
+
+    def silu(self, x: Tensor) -> Tensor:
+        """x * sigmoid(x)."""
+        return nnf.silu(x)
+
+    def sigmoid(self, x: Tensor) -> Tensor:
+        """1 / (1 + exp(-x))."""
+        return torch.sigmoid(x)
+
+    def softplus(self, x: Tensor) -> Tensor:
+        """log(1 + exp(x))."""
+        return nnf.softplus(x, threshold=_SOFTPLUS_IS_IDENTITY)
+
+    def softmax(self, x: Tensor) -> Tensor:
+        """Over the last dimension."""
+        return torch.softmax(x, -1)
+
+    def causal_conv(self, x: Tensor, weight: Tensor, state: Tensor, segments: Sequence[Segment]) -> Tensor:
+        """Depthwise convolution of x [T, c] with weight [c, width]."""
+        out = torch.empty_like(x)
+        for slot, first, n, _ in segments:
+            inputs = torch.cat([state[slot], x[first : first + n]])  # [width - 1 + n, c]
+            out[first : first + n] = nnf.conv1d(inputs.T[None], weight[:, None], groups=weight.shape[0])[0].T
+            state[slot] = inputs[n:]
+        return out
+
+    def delta_rule(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        log_decay: Tensor,
+        beta: Tensor,
+        state: Tensor,
+        segments: Sequence[Segment],
+    ) -> Tensor:
+        """Gated delta rule, token after token."""
+        n_repeat = v.shape[1] // k.shape[1]
+        q, k = q.repeat(1, n_repeat, 1), k.repeat(1, n_repeat, 1)  # value head h reads key head h % n_k_head
+        decay = torch.exp(log_decay)
+        out = torch.empty_like(v)
+        for slot, first, n, _ in segments:
+            s = state[slot]  # [n_v_head, d_v, d_k], a view
+            for row in range(first, first + n):
+                s.mul_(decay[row][:, None, None])
+                delta = (v[row] - torch.einsum("hvk,hk->hv", s, k[row])) * beta[row][:, None]
+                s.add_(delta.unsqueeze(-1) * k[row].unsqueeze(-2))
+                out[row] = torch.einsum("hvk,hk->hv", s, q[row])
+        return out
+
+    def combine(self, partials: Tensor, weights: Tensor) -> Tensor:
+        """Σ_j weights[t, j] * partials[t, j], j ascending."""
+        total = weights[:, :1] * partials[:, 0]
+        for j in range(1, partials.shape[1]):
+            total = total + weights[:, j : j + 1] * partials[:, j]
+        return total
+
+    def _dequantised(self, matrix: WeightMatrix, rows: slice | np.ndarray) -> Tensor:
+        blocks = matrix.data.reshape(matrix.n_out, -1)[rows]
+        values = np.asarray(gguf.dequantize(blocks, matrix.quant_type), np.float32).reshape(-1, matrix.n_in)
+        return torch.from_numpy(values.copy() if not values.flags.writeable else values).to(self._dtype)
