@@ -1,0 +1,190 @@
+/* The mat-mul for many rows (three or more): weights are unpacked once for all of them.
+ *
+ * One block of LANES weight rows is unpacked into a group that lives in the L1 cache, with one weight row in each
+ * 32-bit lane. Then each activation word (four codes) is broadcast and multiplied with the matching column of the
+ * group. So no sum runs across lanes, and several tokens share each load of weights.
+ *
+ * Included by the source of an instruction set, after its kx1_lanes_*.h. */
+#ifndef KX1_MANY_H
+#define KX1_MANY_H
+
+#include "kx1_group.h"
+#include "kx1_sources.h"
+
+enum { TOKENS_IN_CHUNK = 256 }; /* their 64-bit sums for one group, 32 KB with 16 lanes, stay in the cache */
+
+KX1_INLINE int32_t word_of(const kx1_block *x, int column) {
+    int32_t word;
+    memcpy(&word, x->code + 4 * column, sizeof word);
+    return word;
+}
+
+/* How many columns may be summed before they are scaled. Without 32-bit dot products each step adds two products to
+ * 16 bits: 16 * 15 * 127, 8 * 31 * 127 and 4 * 63 * 127 are the most that fit. Never more than a sub-block has. */
+KX1_INLINE int columns_in_a_sum(int type) {
+    if (type == KX1_Q6_K) return DOTS_ARE_32_BITS ? 4 : 2;
+    return type == KX1_Q5_K && !DOTS_ARE_32_BITS ? 4 : 8;
+}
+
+/* S of step 3, for n_tokens tokens: sum of scale * multiplier * dot over the sub-blocks. Where dot products have 32
+ * bits, Q6_K's offset of -32 is in the start value of each. */
+KX1_INLINE void scaled_dots(const weight_group *g, const kx1_block *x, const int n_tokens, const int type, lanes *s) {
+    const int sub_block_columns = type == KX1_Q6_K ? 4 : 8, step = columns_in_a_sum(type);
+    KX1_UNROLL(8)
+    for (int t = 0; t < n_tokens; t++) s[t] = lanes_zero();
+    for (int j = 0; j < 64 / sub_block_columns; j++) {
+        const int multiplier = type == KX1_Q6_K ? j / 2 : j;
+        const lanes scale = lanes_load(g->scale[j]);
+        KX1_UNROLL(2)
+        for (int start = 0; start < sub_block_columns; start += step) {
+            lanes dot[MOST_TOKENS];
+            KX1_UNROLL(8)
+            for (int t = 0; t < n_tokens; t++)
+                dot[t] = type == KX1_Q6_K && DOTS_ARE_32_BITS ? lanes_words(x[t].minus_32_sum[j]) : lanes_zero();
+            KX1_UNROLL(8)
+            for (int i = start; i < start + step; i++) {
+                const int column = sub_block_columns * j + i;
+                const lanes codes = lanes_load(g->code[column]);
+                KX1_UNROLL(8)
+                for (int t = 0; t < n_tokens; t++) dot[t] = lanes_dot(dot[t], codes, word_of(x + t, column));
+            }
+            KX1_UNROLL(8)
+            for (int t = 0; t < n_tokens; t++)
+                s[t] = lanes_add_scaled(s[t], dot[t], lanes_times_multiplier(scale, x[t].multiplier[multiplier]));
+        }
+    }
+}
+
+/* T of step 3: sum of minimum * multiplier * sum of codes; for Q6_K the same with its scales, 16 codes at a time. */
+KX1_INLINE lanes scaled_sums(const weight_group *g, const kx1_block *x, const int type) {
+    const int n_pairs = type == KX1_Q6_K ? 8 : 4;
+    const kx1_pair *multiplier = type == KX1_Q6_K ? x->multiplier16 : x->multiplier32;
+    const kx1_pair *sum = type == KX1_Q6_K ? x->sum16 : x->sum32;
+    lanes total = lanes_zero();
+    for (int i = 0; i < n_pairs; i++)
+        total = lanes_add_pairs(total, lanes_multiply_pairs(lanes_load(g->pairs[i]), multiplier[i]), sum[i]);
+    return total;
+}
+
+/* Step 3 for the K types: add the block values of n_tokens tokens to their sums. */
+KX1_INLINE void add_k_block(const weight_group *g, const kx1_block *x, const int n_tokens, const int type,
+                            int64_t *sums) {
+    lanes scaled[MOST_TOKENS];
+    scaled_dots(g, x, n_tokens, type, scaled);
+    KX1_UNROLL(8)
+    for (int t = 0; t < n_tokens; t++) {
+        alignas(64) int32_t s[LANES], offset[LANES];
+        int64_t *const sum = sums + t * LANES;
+        const int32_t shift = x[t].shift;
+        lanes_store(s, scaled[t]);
+        if (type == KX1_Q6_K) {
+            if (!DOTS_ARE_32_BITS) {
+                lanes_store(offset, scaled_sums(g, x + t, type));
+                for (int r = 0; r < LANES; r++) s[r] -= 32 * offset[r];
+            }
+            for (int r = 0; r < LANES; r++) sum[r] += floor_shift((int64_t)g->d[0][r] * s[r], shift);
+        } else {
+            lanes_store(offset, scaled_sums(g, x + t, type));
+            for (int r = 0; r < LANES; r++)
+                sum[r] += floor_shift((int64_t)g->d[0][r] * s[r] - (int64_t)g->dmin[r] * offset[r], shift);
+        }
+    }
+}
+
+/* The same for Q8_0, whose eight sub-blocks have a scale each. */
+KX1_INLINE void add_q8_block(const weight_group *g, const kx1_block *x, const int n_tokens, int64_t *sums) {
+    alignas(64) int64_t value[MOST_TOKENS][LANES] = {{0}};
+    for (int j = 0; j < 8; j++) {
+        lanes dot[MOST_TOKENS];
+        KX1_UNROLL(8)
+        for (int t = 0; t < n_tokens; t++)
+            dot[t] = CODES_ARE_UNSIGNED ? lanes_words(x[t].minus_128_sum[j]) : lanes_zero();
+        KX1_UNROLL(8)
+        for (int i = 0; i < 8; i++) {
+            const lanes codes = lanes_load(g->code[8 * j + i]);
+            KX1_UNROLL(8)
+            for (int t = 0; t < n_tokens; t++) dot[t] = lanes_dot_signed(dot[t], codes, word_of(x + t, 8 * j + i));
+        }
+        for (int t = 0; t < n_tokens; t++) {
+            alignas(64) int32_t s[LANES];
+            const int32_t multiplier = x[t].multiplier[j];
+            lanes_store(s, dot[t]);
+            for (int r = 0; r < LANES; r++) value[t][r] += (int64_t)g->d[j][r] * (s[r] * multiplier);
+        }
+    }
+    for (int t = 0; t < n_tokens; t++)
+        for (int r = 0; r < LANES; r++) sums[t * LANES + r] += floor_shift(value[t][r], x[t].shift);
+}
+
+KX1_INLINE void add_block(const weight_group *g, const kx1_block *x, const int n_tokens, const int type,
+                          int64_t *sums) {
+    if (type == KX1_Q8_0) add_q8_block(g, x, n_tokens, sums);
+    else add_k_block(g, x, n_tokens, type, sums);
+}
+
+/* Bring the weights of the first group near, strictly forwards: the unpacking reads LANES rows side by side. */
+KX1_INLINE void read_forwards(const uint8_t *p, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += 64) (void)*(const volatile uint8_t *)(p + i);
+}
+
+/* Row groups of one type for up to TOKENS_IN_CHUNK tokens; x is the first token's first block of n in each. */
+KX1_INLINE void many_chunk(const int type, const int64_t block_bytes, const uint8_t *weights, int64_t row_start,
+                           int64_t row_stop, int64_t n_blocks, int32_t ew, const kx1_block *x, const int32_t *kt,
+                           int64_t n, int64_t n_tokens, float *out, int64_t ld_out) {
+    const int64_t row_bytes = n_blocks * block_bytes;
+    alignas(64) int64_t sums[TOKENS_IN_CHUNK * LANES];
+    weight_group g;
+    read_forwards(weights + row_start * row_bytes, LANES * row_bytes);
+    for (int64_t r = row_start; r < row_stop; r += LANES) {
+        const bool is_last = r + LANES >= row_stop;
+        memset(sums, 0, (size_t)n_tokens * LANES * sizeof *sums);
+        for (int64_t b = 0; b < n_blocks; b++) {
+            const uint8_t *w = weights + r * row_bytes + b * block_bytes;
+            const kx1_block *xb = x + b * n;
+            /* The next group, to the second level cache, in file order. */
+            const uint8_t *next = weights + (r + LANES) * row_bytes + b * LANES * block_bytes;
+            for (int64_t i = 0; i < LANES * block_bytes && !is_last; i += 64) __builtin_prefetch(next + i, 0, 2);
+            unpack_group(type, w, row_bytes, ew, &g);
+            int64_t t = 0;
+            for (; t + MOST_TOKENS <= n_tokens; t += MOST_TOKENS)
+                add_block(&g, xb + t, MOST_TOKENS, type, sums + t * LANES);
+            if (MOST_TOKENS == 8 && t + 4 <= n_tokens) {
+                add_block(&g, xb + t, 4, type, sums + t * LANES);
+                t += 4;
+            }
+            if (t + 2 <= n_tokens) {
+                add_block(&g, xb + t, 2, type, sums + t * LANES);
+                t += 2;
+            }
+            if (t < n_tokens) add_block(&g, xb + t, 1, type, sums + t * LANES);
+        }
+        for (int64_t t = 0; t < n_tokens; t++)
+            store_f32_rows(sums + t * LANES, LANES, kx1_output_exponent(ew, kt[t]), out + t * ld_out + r);
+    }
+}
+
+#define MANY_ROWS(name, type, block_bytes)                                                                             \
+    static void name(const uint8_t *weights, int64_t row_start, int64_t row_stop, int64_t n_blocks, int32_t ew,        \
+                     const kx1_block *x, const int32_t *kt, int64_t n, float *out, int64_t ld_out) {                   \
+        for (int64_t t = 0; t < n; t += TOKENS_IN_CHUNK)                                                               \
+            many_chunk(type, block_bytes, weights, row_start, row_stop, n_blocks, ew, x + t, kt + t, n,                \
+                       n - t < TOKENS_IN_CHUNK ? n - t : TOKENS_IN_CHUNK, out + t * ld_out, ld_out);                   \
+    }
+MANY_ROWS(many_q4, KX1_Q4_K, 144)
+MANY_ROWS(many_q5, KX1_Q5_K, 176)
+MANY_ROWS(many_q6, KX1_Q6_K, 210)
+MANY_ROWS(many_q8, KX1_Q8_0, 272)
+
+/* row_stop - row_start is a multiple of LANES. */
+KX1_INLINE void many_matmul(int type, const uint8_t *weights, int64_t row_start, int64_t row_stop, int64_t n_blocks,
+                            int32_t ew, const kx1_block *x, const int32_t *kt, int64_t n, float *out, int64_t ld_out) {
+    if (row_start >= row_stop) return;
+    switch (type) {
+    case KX1_Q4_K: many_q4(weights, row_start, row_stop, n_blocks, ew, x, kt, n, out, ld_out); break;
+    case KX1_Q5_K: many_q5(weights, row_start, row_stop, n_blocks, ew, x, kt, n, out, ld_out); break;
+    case KX1_Q6_K: many_q6(weights, row_start, row_stop, n_blocks, ew, x, kt, n, out, ld_out); break;
+    default: many_q8(weights, row_start, row_stop, n_blocks, ew, x, kt, n, out, ld_out); break;
+    }
+}
+
+#endif
