@@ -15,6 +15,7 @@ from __future__ import annotations
 import mmap
 import os
 import re
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -210,6 +211,8 @@ class GGUFIndex:
 
 def _open_part(path: Path, number: int) -> _OpenPart:
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for ever
+            raise GGUFError(f"{path}: not a regular file")
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
             if status.st_size == 0:
