@@ -6,6 +6,7 @@ an F32 file that holds exactly what the quantised blocks stand for.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -71,27 +72,75 @@ class TinyModel:
     shape: TinyShape = field(default_factory=TinyShape)
     metadata: dict[str, Any] = field(default_factory=dict)  # overrides by key without prefix; None removes a key
     split_tensors: int = 0  # more than 0: a split file with that many tensors a part
+    change_tensors: Callable[[list[TinyTensor]], list[TinyTensor]] = list  # for files that are wrong on purpose
 
 
 def write_tiny(path: Path, model: TinyModel) -> Path:
     """Write `model` at `path`; returns the file to open, which is the first part of a split file."""
-    writer = GGUFWriter(path, model.architecture, split_max_tensors=model.split_tensors)
-    writer.add_name(f"tiny-{model.architecture}")
-    _add_metadata(writer, model)
-    _add_tokenizer(writer, model)
+    writer = _TinyWriter(path, model)
+    for tensor, stored, blocks in _blocks(model):
+        writer.add(tensor, stored, blocks, is_dequantised=model.is_dequantised)
+    return writer.finish()
+
+
+def write_tiny_pair(path: Path, twin_path: Path, model: TinyModel) -> tuple[Path, Path]:
+    """Write a quantised model and its dequantised twin at once; returns the files to open."""
+    writer, twin = _TinyWriter(path, model), _TinyWriter(twin_path, model)
+    for tensor, stored, blocks in _blocks(model):
+        writer.add(tensor, stored, blocks, is_dequantised=False)
+        twin.add(tensor, stored, blocks, is_dequantised=True)
+    return writer.finish(), twin.finish()
+
+
+Blocks = tuple[TinyTensor, GGMLQuantizationType, npt.NDArray[np.uint8]]
+
+
+def _blocks(model: TinyModel) -> Iterator[Blocks]:
+    """Every tensor's stored form."""
     generator = np.random.default_rng(model.seed)
-    n_tensors = 0
-    for tensor in tiny_tensors(model.architecture, model.shape, is_fused=model.is_gate_up_fused, is_tied=model.is_tied):
-        _add_tensor(writer, tensor, generator, model)
-        n_tensors += 1
-    writer.write_header_to_file(path)
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    if not model.split_tensors:
-        return path
-    n_parts = -(-n_tensors // model.split_tensors)
-    return path.with_name(f"{path.stem}-00001-of-{n_parts:05d}.gguf")
+    tensors = tiny_tensors(model.architecture, model.shape, is_fused=model.is_gate_up_fused, is_tied=model.is_tied)
+    for tensor in model.change_tensors(list(tensors)):
+        values = generator.standard_normal(tensor.shape, np.float32)
+        values = values * np.float32(tensor.deviation) + np.float32(tensor.mean)
+        stored = QUANTISATIONS[model.quantisation].type_of(tensor)
+        yield tensor, stored, quantise(values, stored)
+
+
+class _TinyWriter:
+    """One file being written."""
+
+    def __init__(self, path: Path, model: TinyModel) -> None:
+        self._path = path
+        self._split_tensors = model.split_tensors
+        self._n_tensors = 0
+        self._writer = GGUFWriter(path, model.architecture, split_max_tensors=model.split_tensors)
+        self._writer.add_name(f"tiny-{model.architecture}")
+        _add_metadata(self._writer, model)
+        _add_tokenizer(self._writer, model)
+
+    def add(
+        self,
+        tensor: TinyTensor,
+        stored: GGMLQuantizationType,
+        blocks: npt.NDArray[np.uint8],
+        *,
+        is_dequantised: bool,
+    ) -> None:
+        self._n_tensors += 1
+        if is_dequantised or stored == _T.F32:
+            self._writer.add_tensor(tensor.name, dequantise(blocks, stored).reshape(tensor.shape))
+        else:
+            self._writer.add_tensor(tensor.name, blocks, raw_dtype=stored)
+
+    def finish(self) -> Path:
+        self._writer.write_header_to_file(self._path)
+        self._writer.write_kv_data_to_file()
+        self._writer.write_tensors_to_file()
+        self._writer.close()
+        if not self._split_tensors:
+            return self._path
+        n_parts = -(-self._n_tensors // self._split_tensors)
+        return self._path.with_name(f"{self._path.stem}-00001-of-{n_parts:05d}.gguf")
 
 
 def _add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
@@ -111,21 +160,6 @@ def _add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
                 writer.add_string(key, value)
             case _:
                 writer.add_array(key, value)
-
-
-def _add_tensor(writer: GGUFWriter, tensor: TinyTensor, generator: np.random.Generator, model: TinyModel) -> None:
-    values: npt.NDArray[np.float32] = generator.standard_normal(tensor.shape, np.float32) * np.float32(
-        tensor.deviation
-    ) + np.float32(tensor.mean)
-    quant_type = QUANTISATIONS[model.quantisation].type_of(tensor)
-    if quant_type == _T.F32:
-        writer.add_tensor(tensor.name, values)
-        return
-    blocks = quantise(values, quant_type)
-    if model.is_dequantised:
-        writer.add_tensor(tensor.name, dequantise(blocks, quant_type).reshape(tensor.shape))
-    else:
-        writer.add_tensor(tensor.name, blocks, raw_dtype=quant_type)
 
 
 def _byte_letters() -> list[str]:
