@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from backbone.engine.placement import CoverageSnapshot
 from backbone.engine.worker_health import Health, redial_delay_s
@@ -51,7 +51,7 @@ class _Member:
 
     address: WorkerAddress
     edge: TcpEdge | None = None
-    health: Health = Health()
+    health: Health = field(default_factory=Health)
     problem: str = "not yet connected"
     bytes_before: tuple[int, int] = (0, 0)
 
@@ -185,7 +185,7 @@ class EdgePool:
                 if not tried.done():
                     tried.set_result(None)
                 member.problem = await asyncio.shield(edge.closed)
-                self._lose_edge(member, edge)
+                self._lose_edge(member)
             if not tried.done():
                 tried.set_result(None)
             await asyncio.sleep(redial_delay_s(n_failures, self._jitter()))
@@ -194,7 +194,7 @@ class EdgePool:
         member.edge, member.problem = edge, ""
         self._publish()
 
-    def _lose_edge(self, member: _Member, edge: TcpEdge) -> None:
+    def _lose_edge(self, member: _Member) -> None:
         logger.warning("worker %s is gone: %s", member.address, member.problem)
         member.bytes_before = member.bytes_moved()
         member.edge = None

@@ -65,7 +65,7 @@ class DenseFFN:
 
     ffn: GatedFFN
 
-    async def forward(self, x: Tensor, step: Step) -> Tensor:  # noqa: ARG002 - the protocol's
+    async def forward(self, x: Tensor, step: Step) -> Tensor:
         """x [T, d_model] -> [T, d_model]."""
         return self.ffn.compute(x)
 

@@ -18,7 +18,7 @@ from kvasir.experts import WeightMatrix
 
 
 class Segment(NamedTuple):
-    """Consecutive rows of one sequence in a batch: `n_rows` rows from row `first_row`, at positions from `position`."""
+    """Consecutive rows of one sequence: `n_rows` from row `first_row` of the batch, at positions from `position`."""
 
     slot: int
     first_row: int
@@ -45,7 +45,7 @@ class Linear:
 
 
 class Ops(Protocol):
-    """Each method treats every row on its own. T = rows in the batch. Inputs are contiguous, results are new tensors."""
+    """Each method treats every row on its own. T is the number of rows. Inputs are contiguous, results are new."""
 
     @property
     def dtype(self) -> torch.dtype: ...
@@ -98,7 +98,14 @@ class Ops(Protocol):
         ...
 
     def delta_rule(
-        self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor, segments: Sequence[Segment]
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        log_decay: Tensor,
+        beta: Tensor,
+        state: Tensor,
+        segments: Sequence[Segment],
     ) -> Tensor:
         """Gated delta rule, token after token, state updated in place.
 

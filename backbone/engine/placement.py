@@ -65,9 +65,7 @@ class Placement:
     fallback_slots: IntArray  # [n_pairs] flat indices that no live worker holds
 
 
-def place(
-    layer: int, expert_ids: IntArray, coverage: CoverageSnapshot, live: Collection[str]
-) -> Placement:
+def place(layer: int, expert_ids: IntArray, coverage: CoverageSnapshot, live: Collection[str]) -> Placement:
     """Assign every routed pair of a layer; expert_ids [T, n_used].
 
     All pairs of an expert go to one replica, so that its weights are read once; among replicas the one with the
@@ -88,7 +86,7 @@ def place(
 
 
 def _group(expert_ids: IntArray, owner: Mapping[int, Replica]) -> Placement:
-    """Pairs by worker in ascending order of row and selection, so that a frame's layout is a function of its content."""
+    """Pairs by worker, ascending by row and selection: a frame's layout is a function of its content."""
     n_used = expert_ids.shape[1]
     slots: dict[str, list[int]] = {}
     fallback: list[int] = []

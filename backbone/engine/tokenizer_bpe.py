@@ -36,7 +36,7 @@ class BpeEncoder:
         self._metadata = metadata
         self.pre_tokenizer = bpe_pre_tokenizer(metadata)
 
-    def encode_text(self, text: str, *, after_special: bool) -> list[int]:  # noqa: ARG002 - only SPM needs it
+    def encode_text(self, text: str, *, after_special: bool) -> list[int]:
         """Token ids of text that holds no special token."""
         return list(self._model.encode(text, add_special_tokens=False).ids)
 

@@ -48,7 +48,11 @@ def test_functions_stay_under_40_lines() -> None:
 
 
 def test_every_module_says_what_it_is() -> None:
-    silent = [str(p.relative_to(ROOT)) for p in product_modules() if p.read_text() and not ast.get_docstring(ast.parse(p.read_text()))]
+    silent = [
+        str(p.relative_to(ROOT))
+        for p in product_modules()
+        if p.read_text() and not ast.get_docstring(ast.parse(p.read_text()))
+    ]
     assert silent == []
 
 
@@ -80,7 +84,11 @@ def test_commands_in_documents_exist() -> None:
     found = {p.stem for p in ROOT.glob("*/management/commands/*.py")}
     assert commands - found == set()
     modules = set(re.findall(r"python -m ([a-z_.]+[a-z_])", text))
-    assert {m for m in modules if not (ROOT / (m.replace(".", "/") + ".py")).exists() and not (ROOT / m.replace(".", "/")).is_dir()} == set()
+    assert {
+        m
+        for m in modules
+        if not (ROOT / (m.replace(".", "/") + ".py")).exists() and not (ROOT / m.replace(".", "/")).is_dir()
+    } == set()
 
 
 def test_the_repo_names_no_machine() -> None:
@@ -88,5 +96,9 @@ def test_the_repo_names_no_machine() -> None:
     offenders = []
     for path in tracked():
         if path.suffix in {".py", ".md", ".toml", ".txt", ".sh", ".c", ".h", ".yml", ".cfg"} and path != Path(__file__):
-            offenders += [f"{path.relative_to(ROOT)}: {line.strip()}" for line in path.read_text().splitlines() if pattern.search(line)]
+            offenders += [
+                f"{path.relative_to(ROOT)}: {line.strip()}"
+                for line in path.read_text().splitlines()
+                if pattern.search(line)
+            ]
     assert offenders == []

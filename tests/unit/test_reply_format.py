@@ -10,7 +10,9 @@ from hypothesis.extra import numpy as hnp
 from backbone.engine.reply_format import ReplyFormat, round_replies
 
 ROWS = hnp.arrays(
-    np.float32, st.tuples(st.integers(1, 6), st.just(4)), elements=st.floats(width=32, allow_nan=False, allow_infinity=False)
+    np.float32,
+    st.tuples(st.integers(1, 6), st.just(4)),
+    elements=st.floats(width=32, allow_nan=False, allow_infinity=False),
 )
 
 

@@ -1,0 +1,127 @@
+"""The engine: running and waiting sequences over one model. `step` is schedule, forward, sample, and nothing else.
+
+Callers add sequences and run steps from one event loop. The engine knows no request protocol; what a step produced
+comes back as events.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from backbone.engine.batch import Batch, SlotTokens
+from backbone.engine.expert_caller import ExpertCaller
+from backbone.engine.model import Model
+from backbone.engine.sampling import Sampled
+from backbone.engine.scheduler import Chunk, plan_step
+from backbone.engine.sequence import FinishReason, Sequence
+from kvasir.errors import RequestError
+
+Logits = NDArray[np.float32]
+
+
+class TokenEvent(NamedTuple):
+    """One new token of a sequence; `sampled` is None when the sequence ended without one."""
+
+    sequence: Sequence
+    sampled: Sampled | None
+    text: str
+    finish_reason: FinishReason | None
+
+
+class Engine:
+    """Sequences that share a model's steps. Not thread-safe: one event loop owns it."""
+
+    def __init__(
+        self,
+        model: Model,
+        experts: ExpertCaller,
+        *,
+        max_rows: int = 512,
+        on_logits: Callable[[Sequence, Logits], None] = lambda sequence, logits: None,
+    ) -> None:
+        """`max_rows` bounds the rows of a step beyond one for each decoding sequence.
+
+        `on_logits` sees the f32 [n_vocab] that each token was sampled from.
+        """
+        self._model = model
+        self._experts = experts
+        self._max_rows = max_rows
+        self._on_logits = on_logits
+        self._waiting: deque[Sequence] = deque()
+        self._running: list[Sequence] = []
+
+    @property
+    def n_ctx(self) -> int:
+        """Tokens that one sequence may have, prompt and answer."""
+        return self._model.cache.n_ctx
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would compute anything."""
+        return bool(self._waiting or self._running)
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence. Raises RequestError when its prompt leaves no room for an answer."""
+        n_prompt = len(sequence.prompt_ids)
+        if n_prompt >= self.n_ctx:
+            raise RequestError(
+                f"the prompt has {n_prompt} tokens and the context holds {self.n_ctx}: at least one must be left"
+            )
+        sequence.params.check_vocabulary(self._model.n_vocab)
+        self._waiting.append(sequence)
+
+    def cancel(self, sequence: Sequence) -> None:
+        """End a sequence between two steps; one that has ended already stays as it is."""
+        if sequence.finish_reason is None:
+            sequence.finish_reason = FinishReason.CANCELLED
+            self._remove(sequence)
+
+    async def step(self) -> list[TokenEvent]:
+        """Run one step; returns the new tokens. When it raises, its sequences must be cancelled."""
+        plan = plan_step(self._running, self._waiting, self._model.cache.n_free, self._max_rows)
+        if not plan.chunks:
+            return []
+        for sequence in plan.admitted:
+            sequence.slot = self._model.cache.allocate()
+            self._running.append(sequence)
+            self._waiting.remove(sequence)
+        sampling = [chunk for chunk in plan.chunks if chunk.n_rows == chunk.sequence.n_pending]
+        logits = await self._forward(plan.chunks, sampling)
+        for chunk in plan.chunks:
+            chunk.sequence.n_cached += chunk.n_rows
+        return [self._advance(chunk.sequence, row) for chunk, row in zip(sampling, logits, strict=True)]
+
+    async def _forward(self, chunks: tuple[Chunk, ...], sampling: list[Chunk]) -> Logits:
+        """Logits [len(sampling), n_vocab] of the last rows of the chunks that reach their sequence's end."""
+        parts = [SlotTokens(_slot(chunk.sequence), chunk.sequence.next_tokens(chunk.n_rows)) for chunk in chunks]
+        batch = Batch.of(parts, self._model.cache)
+        wanted = {id(chunk) for chunk in sampling}
+        rows = [row for chunk, row in zip(chunks, batch.last_rows, strict=True) if id(chunk) in wanted]
+        logits = await self._model.forward(batch, self._experts, rows)
+        return logits.float().numpy()
+
+    def _advance(self, sequence: Sequence, logits: Logits) -> TokenEvent:
+        self._on_logits(sequence, logits)
+        sampled, text, reason = sequence.advance(logits, self.n_ctx)
+        if reason is not None:
+            self._remove(sequence)
+        return TokenEvent(sequence, sampled, text, reason)
+
+    def _remove(self, sequence: Sequence) -> None:
+        if sequence.slot is None:
+            self._waiting.remove(sequence)
+        else:
+            self._running.remove(sequence)
+            self._model.cache.free(sequence.slot)
+            sequence.slot = None
+
+
+def _slot(sequence: Sequence) -> int:
+    if sequence.slot is None:
+        raise RequestError(f"sequence {sequence.request_id} has no slot")
+    return sequence.slot

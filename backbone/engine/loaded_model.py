@@ -1,0 +1,101 @@
+"""A model file opened for serving: its facts, its dense path, its tokenizer and the backbone's own replica.
+
+Commands, benchmarks and tests build engines from this. It opens nothing but the file.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Self
+
+import torch
+
+from backbone.engine.expert_store import ExpertStore
+from backbone.engine.model import Model
+from backbone.engine.ops import Ops
+from backbone.engine.stable_ops import StableOps
+from backbone.engine.tokenizer import Tokenizer
+from backbone.engine.torch_ops import TorchOps
+from kvasir.gguf_index import GGUFIndex
+from kvasir.kernels.registry import kernel_for, kernel_named
+from kvasir.model_card import ModelCard
+from kvasir.slices import model_experts
+from kvasir.wire_frames import Hello, Role
+
+logger = logging.getLogger(__name__)
+
+
+class Dense(StrEnum):
+    """How the dense path computes: KX1 in place with stable rows, or plain torch in f32 (the oracle)."""
+
+    KX1 = "kx1"
+    FLOAT = "float"
+
+
+class KernelChoice(StrEnum):
+    """Which expert kernel: by the model's tensor types, or forced."""
+
+    AUTO = "auto"
+    KX1 = "kx1"
+    FLOAT = "float"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadedModel:
+    """Everything of one model file that an engine needs. Close it when the engine is gone."""
+
+    index: GGUFIndex
+    card: ModelCard
+    tokenizer: Tokenizer
+    model: Model
+    store: ExpertStore
+
+    @classmethod
+    def open(
+        cls,
+        path: Path,
+        *,
+        n_slot: int,
+        n_ctx: int | None = None,
+        dense: Dense = Dense.KX1,
+        kernel: KernelChoice = KernelChoice.AUTO,
+        n_threads: int | None = None,
+    ) -> Self:
+        """Open a GGUF file with room for `n_slot` sequences of `n_ctx` tokens (default: the model's, at most 4096).
+
+        Raises GGUFError or UnsupportedModelError for the file, KernelError when the kernel cannot be used.
+        """
+        index = GGUFIndex.open(path)
+        try:
+            card = ModelCard.from_index(index)
+            layers = [model_experts(index, card, layer) for layer in card.moe_layers]
+            chosen = kernel_for(layers) if kernel is KernelChoice.AUTO else kernel_named(kernel.value)
+            model = Model.load(index, make_ops(dense, n_threads), n_slot=n_slot, n_ctx=n_ctx or min(card.n_ctx, 4096))
+            return cls(index, card, Tokenizer.from_metadata(index.metadata), model, ExpertStore(index, card, chosen))
+        except BaseException:
+            index.close()
+            raise
+
+    def hello(self) -> Hello:
+        """What this backbone says to a worker first."""
+        kernel = self.store.kernel
+        return Hello(Role.BACKBONE, self.card.fingerprint, kernel.fingerprint, kernel.name)
+
+    def close(self) -> None:
+        """Close the file. Nothing of the model may be used after."""
+        self.index.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def make_ops(dense: Dense, n_threads: int | None = None) -> Ops:
+    """The arithmetic of the dense path. torch's own pool gets one thread: its parts are too small to be split."""
+    torch.set_num_threads(1)
+    return StableOps(n_threads=n_threads) if dense is Dense.KX1 else TorchOps(torch.float32)
