@@ -56,8 +56,6 @@ class Command(BaseCommand):
                     seed=options["seed"],
                     compare=True,
                     require_workers=True,
-                    stdout=self.stdout,
-                    stderr=self.stderr,
                 )
         except KvasirError as error:
             raise CommandError(str(error)) from error
