@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import os
-from ctypes import POINTER, c_char_p, c_int, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_char_p, c_float, c_int, c_int32, c_int64, c_void_p
 from functools import cache
 from typing import ClassVar
 
 from kvasir.errors import ConfigError, KernelError
 from kvasir.kernels.build import LIBRARY_NAME, NATIVE_DIR, NEXT_STEP
 
-API_VERSION = 1
+API_VERSION = 2
 
 # experts.h
 BAD_SHAPE, BAD_ROW_NUMBER, BAD_EXPERT_ID, BAD_CODE, BAD_MULTIPLIER, NOT_FINITE = -2, -3, -4, -5, -6, -7
@@ -69,6 +69,21 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "kv_kx1_check_packed": (c_int, [c_void_p, c_int64, c_int64, POINTER(c_int64)]),
     "kv_kx1_pack_rows": (c_int, [c_void_p, c_int64, c_int64, c_void_p, POINTER(c_int64), c_int]),
     "kv_kx1_silu_mul": (None, [c_void_p, c_void_p, c_void_p, c_void_p, c_int64]),
+    "kv_matmul": (None, [c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_int]),
+    "kv_norm": (None, [c_void_p, c_void_p, c_int64, c_int64, c_float, c_float, c_void_p, c_void_p, c_int]),
+    "kv_elementwise": (c_int, [c_void_p, c_int, c_void_p, c_void_p, c_int64, c_void_p, c_int]),
+    "kv_softmax": (None, [c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_int]),
+    "kv_rope": (
+        None,
+        [c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int64, c_int, c_void_p, c_int],
+    ),
+    "kv_combine": (None, [c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int]),
+    "kv_attention": (
+        c_int,
+        [c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_float, c_void_p, c_int],
+    ),
+    "kv_conv": (None, [c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_void_p, c_int]),
+    "kv_delta_rule": (None, [*[c_void_p] * 9, c_int64, c_void_p, c_int]),
 }
 
 

@@ -39,3 +39,49 @@ int kv_kx1_pack_rows(const float *rows, int64_t n_rows, int64_t cols, uint8_t *p
 void kv_kx1_silu_mul(const kx1_isa *isa, const float *gate, const float *up, float *h, int64_t n) {
     isa->silu_mul(gate, up, h, n);
 }
+
+void kv_matmul(const kx1_isa *isa, const float *x, int64_t n, int64_t cols, const float *w, int64_t n_out, float *out,
+               int n_threads) {
+    rowops_matmul(rowops_of(isa), x, n, cols, w, n_out, out, n_threads);
+}
+
+void kv_norm(const kx1_isa *isa, const float *x, int64_t n, int64_t d, float factor, float eps, const float *weight,
+             float *out, int n_threads) {
+    rowops_norm(rowops_of(isa), x, n, d, factor, eps, weight, out, n_threads);
+}
+
+int kv_elementwise(const kx1_isa *isa, int operation, const float *x, const float *y, int64_t n, float *out,
+                   int n_threads) {
+    return rowops_elementwise(rowops_of(isa), operation, x, y, n, out, n_threads);
+}
+
+void kv_softmax(const kx1_isa *isa, const float *x, int64_t n, int64_t d, float *out, int n_threads) {
+    rowops_softmax(rowops_of(isa), x, n, d, out, n_threads);
+}
+
+void kv_rope(const float *x, int64_t n, int64_t n_head, int64_t d, const float *cos, const float *sin, int64_t d_rot,
+             int adjacent_pairs, float *out, int n_threads) {
+    rowops_rope(x, n, n_head, d, cos, sin, d_rot, adjacent_pairs, out, n_threads);
+}
+
+void kv_combine(const float *partials, const float *weights, int64_t n, int64_t n_used, int64_t d, float *out,
+                int n_threads) {
+    rowops_combine(partials, weights, n, n_used, d, out, n_threads);
+}
+
+int kv_attention(const kx1_isa *isa, const attention_shape *shape, const float *q, const float *keys,
+                 const float *values, const segment *segments, int64_t n_segments, float scale, float *out,
+                 int n_threads) {
+    return rowops_attention(rowops_of(isa), shape, q, keys, values, segments, n_segments, scale, out, n_threads);
+}
+
+void kv_conv(const float *x, int64_t channels, const float *weight, int64_t width, float *state,
+             const segment *segments, int64_t n_segments, float *out, int n_threads) {
+    rowops_conv(x, channels, weight, width, state, segments, n_segments, out, n_threads);
+}
+
+void kv_delta_rule(const kx1_isa *isa, const delta_shape *shape, const float *q, const float *k, const float *v,
+                   const float *decay, const float *beta, float *state, const segment *segments, int64_t n_segments,
+                   float *out, int n_threads) {
+    rowops_delta_rule(rowops_of(isa), shape, q, k, v, decay, beta, state, segments, n_segments, out, n_threads);
+}
