@@ -14,12 +14,12 @@ from datetime import UTC, datetime
 import jinja2
 from jinja2.exceptions import SecurityError, TemplateError
 
-from backbone.engine.template_sandbox import BoundedEnvironment, template_budget
+from backbone.engine.template_budget import MAX_LENGTH, template_budget
+from backbone.engine.template_sandbox import BoundedEnvironment
 from backbone.engine.tokenizer import Tokenizer
 from kvasir.errors import RequestError
 
 MAX_TEMPLATE_LENGTH = 1 << 18
-MAX_PROMPT_LENGTH = 1 << 22
 _DATE_FORMAT = re.compile(r"(?:%-?[A-Za-z%]|[^%]){0,100}")
 # What a template can raise by what it computes, besides Jinja's own errors.
 _COMPUTING = (
@@ -36,7 +36,7 @@ _COMPUTING = (
 Clock = Callable[[], datetime]
 
 
-class _RefusedByTemplate(TemplateError):
+class _RefusedByTemplateError(TemplateError):
     """The template called `raise_exception`."""
 
 
@@ -104,7 +104,7 @@ class ChatTemplate:
         try:
             with template_budget():
                 return self._bounded(values)
-        except _RefusedByTemplate as error:
+        except _RefusedByTemplateError as error:
             raise RequestError(f"the model's chat template refuses these messages: {error.message}") from error
         except SecurityError as error:
             raise RequestError(f"the chat template was stopped: {error.message}") from error
@@ -116,8 +116,8 @@ class ChatTemplate:
         length = 0
         for part in self._template.generate(**values):
             length += len(part)
-            if length > MAX_PROMPT_LENGTH:
-                raise SecurityError(f"the prompt grew beyond {MAX_PROMPT_LENGTH} characters")
+            if length > MAX_LENGTH:
+                raise SecurityError(f"the prompt grew beyond {MAX_LENGTH} characters")
             parts.append(part)
         return "".join(parts)
 
@@ -128,7 +128,7 @@ class ChatTemplate:
 
 
 def _raise_exception(message: object) -> str:
-    raise _RefusedByTemplate(str(message)[:500])
+    raise _RefusedByTemplateError(str(message)[:500])
 
 
 def _describe(error: BaseException) -> str:
