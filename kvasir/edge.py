@@ -139,11 +139,11 @@ class TcpEdge:
         if row_format is not welcome.row_format:
             raise EdgeError(f"worker {self._address} takes {welcome.row_format.name} rows, not {row_format.name}")
         parts = split_dispatch(rows, pair_rows, pair_ids, welcome.d_model, welcome.limits) if len(pair_ids) else []
+        whole = np.empty((len(pair_ids), welcome.d_model), np.float32) if len(parts) != 1 else None
         sent: list[Pending] = []
         try:
             async with asyncio.timeout(deadline_s):
-                for part in parts:
-                    sent.append(await self._send(layer, part, reply))  # noqa: PERF401 (what was sent must be known)
+                await self._send_all(layer, parts, whole, reply, sent)
                 for pending in sent:
                     await pending.answer
         except TimeoutError as error:
@@ -152,7 +152,7 @@ class TcpEdge:
                 raise EdgeTimeout(f"worker {self._address}, layer {layer}: no result within {deadline_s} s") from error
         finally:
             self._abandon(sent)
-        return _gather(parts, [pending.answer.result() for pending in sent], len(pair_ids), welcome.d_model)
+        return sent[0].answer.result() if whole is None else whole
 
     async def close(self) -> None:
         """Close the edge and wait until it is closed; what is in flight fails."""
@@ -176,6 +176,9 @@ class TcpEdge:
     def bytes_refused(self, error: WireError) -> None:
         """Close the edge over bytes that are no frame."""
         self._fail(EdgeError(f"worker {self._address} sent bytes that are no frame: {error}"))
+
+    def bytes_went_out(self) -> None:
+        """Nothing to do: the budget of bytes under way bounds the queue."""
 
     def link_closed(self, reason: str) -> None:
         """Fail what is in flight; nothing can come any more."""
@@ -208,8 +211,7 @@ class TcpEdge:
             error = EdgeError(f"worker {self._address}: result {result.request} {wrong}")
             pending.fail(error)
             raise error
-        if not pending.answer.done():
-            pending.answer.set_result(result.outputs.astype(np.float32, copy=False))
+        pending.succeed(result.outputs.astype(np.float32, copy=False))
 
     def _answered(self, frame: Result | Fault) -> Pending:
         try:
@@ -219,26 +221,39 @@ class TcpEdge:
         self._budget.give(pending.cost)
         return pending
 
-    async def _send(self, layer: int, part: DispatchPart, reply: ReplyType) -> Pending:
+    async def _send_all(
+        self, layer: int, parts: list[DispatchPart], whole: FloatRows | None, reply: ReplyType, sent: list[Pending]
+    ) -> None:
+        """Send the parts as the budget allows, those together that it allows at once; `sent` grows with them."""
+        costs = [part.rows.nbytes + result_bytes(len(part.pair_ids), self.welcome.d_model) for part in parts]
+        is_granted = False
+        for i, (part, cost) in enumerate(zip(parts, costs, strict=True)):
+            if not is_granted:
+                await self._budget.take(cost)
+            is_granted = i + 1 < len(parts) and self._budget.try_take(costs[i + 1])
+            try:
+                pending = self._send(layer, part, cost, reply, has_more=is_granted)
+            except BaseException:
+                self._budget.give(cost + (costs[i + 1] if is_granted else 0))
+                raise
+            pending.into, pending.places = whole, part.pairs
+            sent.append(pending)
+
+    def _send(self, layer: int, part: DispatchPart, cost: int, reply: ReplyType, *, has_more: bool) -> Pending:
         welcome = self.welcome
-        cost = part.rows.nbytes + result_bytes(len(part.pair_ids), welcome.d_model)
-        await self._budget.take(cost)
-        try:
-            self._check_open()
-            dispatch = Dispatch(
-                self._inflight.next_number(),
-                layer,
-                welcome.row_format,
-                welcome.d_model,
-                part.rows,
-                part.pair_rows,
-                part.pair_ids,
-                reply,
-            )
-            self._link.send(dispatch, welcome.limits)
-        except BaseException:
-            self._budget.give(cost)
-            raise
+        self._check_open()
+        dispatch = Dispatch(
+            self._inflight.next_number(),
+            layer,
+            welcome.row_format,
+            welcome.d_model,
+            part.rows,
+            part.pair_rows,
+            part.pair_ids,
+            reply,
+            has_more,
+        )
+        self._link.send(dispatch, welcome.limits)
         return self._inflight.add(dispatch, cost)
 
     def _check_open(self) -> None:
@@ -282,13 +297,3 @@ class TcpEdge:
             case KeepAliveAction.NOTHING:
                 pass
         self._timer = self._loop.call_later(self._keep_alive.interval_s / 2, self._look_at_clock)
-
-
-def _gather(parts: list[DispatchPart], outputs: list[FloatRows], n_pairs: int, d_model: int) -> FloatRows:
-    """The outputs of all parts in the order of the whole dispatch's pairs: f32 [n_pairs, d_model]."""
-    if len(parts) == 1:
-        return outputs[0]
-    whole = np.empty((n_pairs, d_model), np.float32)
-    for part, rows in zip(parts, outputs, strict=True):
-        whole[part.pairs] = rows
-    return whole

@@ -10,6 +10,7 @@ from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from kvasir.errors import EdgeError
 from kvasir.experts import FloatRows
@@ -29,8 +30,7 @@ class InflightBudget:
 
     async def take(self, cost: int) -> None:
         """Wait until `cost` more bytes may be under way, and count them."""
-        if not self._waiting and self._has_room(cost):
-            self.used += cost
+        if self.try_take(cost):
             return
         turn = asyncio.get_running_loop().create_future()
         self._waiting.append((cost, turn))
@@ -43,6 +43,13 @@ class InflightBudget:
                 self._waiting.remove((cost, turn))
                 self._serve()
             raise
+
+    def try_take(self, cost: int) -> bool:
+        """Count `cost` more bytes if they may be under way now and nobody waits."""
+        if self._waiting or not self._has_room(cost):
+            return False
+        self.used += cost
+        return True
 
     def give(self, cost: int) -> None:
         """`cost` bytes are no longer under way."""
@@ -77,6 +84,8 @@ class Pending:
     reply: ReplyType
     cost: int
     answer: asyncio.Future[FloatRows]
+    into: FloatRows | None = None  # where the outputs are to be written, [n_pairs, d_model]; None: nowhere else
+    places: npt.NDArray[np.intp] | slice | None = None  # at which of its rows
 
     @property
     def is_answered(self) -> bool:
@@ -92,6 +101,15 @@ class Pending:
     def abandon(self) -> None:
         """Nobody waits any more; an answer that still comes is dropped."""
         self.answer.cancel()
+
+    def succeed(self, outputs: FloatRows) -> None:
+        """Hand the outputs over, if anyone still waits. Copied while they are in cache."""
+        if self.answer.done():
+            return
+        if self.into is not None and self.places is not None:
+            self.into[self.places] = outputs
+            outputs = self.into
+        self.answer.set_result(outputs)
 
     def mismatch(self, result: Result) -> str | None:
         """What is wrong with this answer, or None."""
@@ -123,7 +141,7 @@ class Inflight:
                 return self._last
 
     def add(self, dispatch: Dispatch, cost: int) -> Pending:
-        """Remember a dispatch that is about to be sent."""
+        """Remember a dispatch that was sent."""
         answer: asyncio.Future[FloatRows] = asyncio.get_running_loop().create_future()
         pending = Pending(dispatch.layer, len(dispatch.pair_ids), dispatch.d_model, dispatch.reply, cost, answer)
         self._pending[dispatch.request] = pending

@@ -32,6 +32,10 @@ class LinkOwner(Protocol):
         """The stream is not frames any more; the owner says why and closes."""
         ...
 
+    def bytes_went_out(self) -> None:
+        """Some of what was queued was given to the socket."""
+        ...
+
     def link_closed(self, reason: str) -> None:
         """The link is gone; called once."""
         ...
@@ -49,6 +53,7 @@ class TcpLink(asyncio.BufferedProtocol):
         self._is_write_paused = False
         self._discard: bytearray | None = None  # set once nothing more will be read
         self._close_reason = ""
+        self.is_gone = False
         self.is_reading_paused = False
         self.queued_bytes = 0
         self.bytes_sent = 0
@@ -154,6 +159,7 @@ class TcpLink(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         self._is_write_paused = False
         self._pump()
+        self._owner.bytes_went_out()
 
     def eof_received(self) -> bool:
         self._close_reason = self._close_reason or "the other side closed the edge"
@@ -161,6 +167,7 @@ class TcpLink(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._transport = None
+        self.is_gone = True
         self._outgoing.clear()
         self.queued_bytes = 0
         self._close_reason = self._close_reason or (f"connection lost: {exc}" if exc else "connection lost")

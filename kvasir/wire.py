@@ -17,6 +17,7 @@ from kvasir.kernels.api import RowFormat
 from kvasir.wire_frames import Dispatch, Frame, ReplyType, Result
 from kvasir.wire_header import (
     CHECKED_BYTES,
+    FLAG_MORE,
     FLAG_REPLY_F16,
     HEADER_BYTES,
     PROTOCOL_LIMITS,
@@ -191,7 +192,7 @@ def _dispatch_parts(frame: Dispatch) -> tuple[Header, list[Buffer]]:
     header = Header(
         Kind.DISPATCH,
         WireType(frame.row_format),
-        FLAG_REPLY_F16 if frame.reply is ReplyType.F16 else 0,
+        (FLAG_REPLY_F16 if frame.reply is ReplyType.F16 else 0) | (FLAG_MORE if frame.has_more else 0),
         frame.request,
         frame.layer,
         len(frame.rows),
@@ -229,6 +230,7 @@ def _frame(header: Header, payload: memoryview) -> Frame:
             pairs[: header.n_pairs],
             pairs[header.n_pairs :],
             ReplyType.F16 if header.flags & FLAG_REPLY_F16 else ReplyType.F32,
+            bool(header.flags & FLAG_MORE),
         )
     return unpack_payload(header, payload)
 

@@ -109,6 +109,7 @@ class Dispatch:
     pair_rows: Pairs  # [n_pairs]
     pair_ids: Pairs  # [n_pairs]
     reply: ReplyType = ReplyType.F32
+    has_more: bool = False  # another one of the same layer follows at once; the worker may wait for it
 
 
 @dataclass(frozen=True, slots=True, eq=False)

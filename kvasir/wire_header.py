@@ -58,6 +58,7 @@ class WireType(IntEnum):
 
 
 FLAG_REPLY_F16 = 1  # Dispatch: answer in f16 where the values fit
+FLAG_MORE = 2  # Dispatch: another one of the same layer follows at once, computing them together is cheaper
 TENSOR_KINDS = frozenset({Kind.DISPATCH, Kind.RESULT})
 
 
@@ -123,7 +124,7 @@ class Header:
         is_dispatch = self.kind is Kind.DISPATCH
         if self.wire_type not in ({WireType.F32, WireType.KX1} if is_dispatch else {WireType.F32, WireType.F16}):
             raise WireError(f"{self.kind.name} cannot carry values of type {self.wire_type.name}")
-        if self.flags & ~(FLAG_REPLY_F16 if is_dispatch else 0):
+        if self.flags & ~(FLAG_REPLY_F16 | FLAG_MORE if is_dispatch else 0):
             raise WireError(f"{self.kind.name} has unknown flags {self.flags:#04x}")
         if self.request == 0:
             raise WireError(f"{self.kind.name} has request number 0; numbers start at 1")

@@ -6,6 +6,7 @@ The edge calls this before it sends. Pure; which worker a row goes to was decide
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +37,7 @@ def result_bytes(n_pairs: int, d_model: int) -> int:
 def split_dispatch(
     rows: EncodedRows, pair_rows: Pairs, pair_ids: Pairs, d_model: int, limits: Limits
 ) -> list[DispatchPart]:
-    """Cut a dispatch between rows into as few parts as the limits allow, in the order of the rows.
+    """Cut a dispatch between rows into as few parts as the limits allow, in the order of the rows and of like sizes.
 
     A part's own payload and its answer's both stay within `limits.max_payload_bytes`. Rows that no pair names are
     not sent when there is more than one part. Raises WireError when a single row with its pairs is too large, or
@@ -47,14 +48,16 @@ def split_dispatch(
         raise WireError(f"pairs name rows {pair_rows.min()} to {pair_rows.max()}, there are {n_rows} rows")
     if _fits(n_rows, len(pair_rows), rows.shape[1], d_model, limits):
         return [DispatchPart(rows, pair_rows, pair_ids, slice(0, len(pair_rows)))]
-    order = np.argsort(pair_rows, kind="stable")
-    counts = np.bincount(pair_rows, minlength=n_rows)
-    first_pair = np.concatenate(([0], np.cumsum(counts)))
+    is_sorted = bool((pair_rows[1:] >= pair_rows[:-1]).all())
+    order = slice(None) if is_sorted else np.argsort(pair_rows, kind="stable")
+    ordered_rows, ordered_ids = pair_rows[order], pair_ids[order]
+    first_pair = np.searchsorted(ordered_rows, np.arange(n_rows + 1))
     parts = []
-    for start, stop in _cuts(counts, rows.shape[1], d_model, limits):
-        pairs = order[first_pair[start] : first_pair[stop]]
-        if len(pairs):
-            parts.append(DispatchPart(rows[start:stop], pair_rows[pairs] - start, pair_ids[pairs], pairs))
+    for start, stop in _cuts(np.diff(first_pair), rows.shape[1], d_model, limits):
+        pairs = slice(int(first_pair[start]), int(first_pair[stop]))
+        if pairs.start < pairs.stop:
+            places = pairs if isinstance(order, slice) else order[pairs]
+            parts.append(DispatchPart(rows[start:stop], ordered_rows[pairs] - start, ordered_ids[pairs], places))
     return parts
 
 
@@ -68,13 +71,19 @@ def _fits(n_rows: int, n_pairs: int, row_bytes: int, d_model: int, limits: Limit
 
 
 def _cuts(counts: npt.NDArray[np.intp], row_bytes: int, d_model: int, limits: Limits) -> list[tuple[int, int]]:
-    """Row ranges of the parts, greedily as long as the limits allow."""
+    """Row ranges of the parts: the fewest that fit, with as many rows each where that fits too."""
+    greedy = _greedy_cuts(counts, row_bytes, d_model, limits)
+    edges = [len(counts) * i // len(greedy) for i in range(len(greedy) + 1)]
+    even = list(pairwise(edges))
+    fit = all(_fits(stop - start, int(counts[start:stop].sum()), row_bytes, d_model, limits) for start, stop in even)
+    return even if fit else greedy
+
+
+def _greedy_cuts(counts: npt.NDArray[np.intp], row_bytes: int, d_model: int, limits: Limits) -> list[tuple[int, int]]:
     cuts, start, n_pairs = list[tuple[int, int]](), 0, 0
     for row, count in enumerate(counts.tolist()):
         if not _fits(1, count, row_bytes, d_model, limits):
-            raise WireError(
-                f"row {row} with its {count} pairs does not fit a frame of {limits.max_payload_bytes} bytes"
-            )
+            raise WireError(f"row {row} with its {count} pairs is over the limit of {limits.max_payload_bytes} bytes")
         if not _fits(row + 1 - start, n_pairs + count, row_bytes, d_model, limits):
             cuts.append((start, row))
             start, n_pairs = row, 0

@@ -1,0 +1,61 @@
+"""The command `kvasir-worker`, also `python -m kvasir.worker`.
+
+Parses, opens the slice, serves until SIGTERM or SIGINT, answers what is in flight and ends with exit code 0. An error
+at the start is one sentence on standard error and exit code 2.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+
+from kvasir.errors import KvasirError
+from kvasir.worker.config import WorkerConfig, parse_arguments
+from kvasir.worker.holdings import Holdings, open_holdings
+from kvasir.worker.memory import keep_heap_small
+from kvasir.worker.report import Listening, stopped_json
+from kvasir.worker.serve import WorkerServer
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the worker and return its exit code."""
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
+    keep_heap_small()
+    try:
+        config = parse_arguments(sys.argv[1:] if arguments is None else arguments)
+        holdings = open_holdings(config.slice_path, config.kernel, config.n_threads)
+        asyncio.run(_serve(config, holdings))
+    except KvasirError as error:
+        sys.stderr.write(f"kvasir-worker: {error}\n")
+        return 2
+    return 0
+
+
+async def _serve(config: WorkerConfig, holdings: Holdings) -> None:
+    loop = asyncio.get_running_loop()
+    stop: asyncio.Future[str] = loop.create_future()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, _ask_to_stop, stop, number)
+    server = WorkerServer(config, holdings)
+    listening = Listening.of(config, holdings, *await server.start())
+    _say(listening.as_json() if config.json else listening.as_text())
+    reason = await stop
+    await server.stop(reason)
+    _say(stopped_json(reason) if config.json else f"stopped: {reason}")
+
+
+def _ask_to_stop(stop: asyncio.Future[str], number: signal.Signals) -> None:
+    if not stop.done():
+        stop.set_result(f"the worker got {number.name}")
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""Who may use a worker, and which requests it takes: pure checks of frames against what the worker holds.
+
+`connection` asks before anything is queued. The values inside rows are left to the kernel, which checks them before
+native code runs.
+"""
+
+from __future__ import annotations
+
+from kvasir.kernels.api import Pairs
+from kvasir.wire_frames import Dispatch, Fault, FaultCode, Hello, Refuse, RefuseCode, Role
+from kvasir.wire_header import Limits
+from kvasir.wire_split import result_bytes
+from kvasir.worker.holdings import Holdings
+
+
+def hello_refusal(hello: Hello, holdings: Holdings) -> Refuse | None:
+    """Why this hello is refused, naming what disagrees and both values; None when it is welcome."""
+    if hello.role is not Role.BACKBONE:
+        return Refuse(RefuseCode.ROLE, f"role is {hello.role.name}, this worker serves BACKBONE")
+    if hello.model_fingerprint != holdings.model_fingerprint:
+        return Refuse(
+            RefuseCode.MODEL,
+            f"model fingerprint: the backbone has {hello.model_fingerprint}, "
+            f"this worker's slice is of {holdings.model_fingerprint}",
+        )
+    kernel = holdings.kernel
+    if hello.kernel_fingerprint != kernel.fingerprint:
+        return Refuse(
+            RefuseCode.KERNEL,
+            f"kernel fingerprint: the backbone has {hello.kernel} {hello.kernel_fingerprint}, "
+            f"this worker has {kernel.name} {kernel.fingerprint}",
+        )
+    return None
+
+
+def dispatch_fault(dispatch: Dispatch, holdings: Holdings, peer: Limits) -> Fault | None:
+    """Why this dispatch is not computed, or None. `peer` is what the backbone accepts."""
+    loaded = holdings.layers.get(dispatch.layer)
+    if loaded is None:
+        return Fault(
+            dispatch.request,
+            FaultCode.UNKNOWN_LAYER,
+            f"layer {dispatch.layer} is not held here; {_shown(sorted(holdings.layers))} are",
+        )
+    wanted = (holdings.kernel.row_format, loaded.d_model)
+    if (dispatch.row_format, dispatch.d_model) != wanted:
+        return Fault(
+            dispatch.request,
+            FaultCode.BAD_ROWS,
+            f"rows are {dispatch.row_format.name} of {dispatch.d_model} values, "
+            f"{wanted[0].name} of {wanted[1]} are needed",
+        )
+    answer_bytes = result_bytes(len(dispatch.pair_ids), dispatch.d_model)
+    if answer_bytes > peer.max_payload_bytes or len(dispatch.pair_ids) > peer.max_pairs:
+        return Fault(
+            dispatch.request,
+            FaultCode.TOO_LARGE,
+            f"the answer would have {len(dispatch.pair_ids)} pairs in {answer_bytes} bytes; the backbone takes "
+            f"{peer.max_pairs} pairs in {peer.max_payload_bytes} bytes",
+        )
+    wrong = _outside("row number", dispatch.pair_rows, len(dispatch.rows))
+    wrong = wrong or _outside("local id", dispatch.pair_ids, loaded.n_expert)
+    return Fault(dispatch.request, FaultCode.BAD_IDS, wrong) if wrong else None
+
+
+def _outside(what: str, numbers: Pairs, count: int) -> str | None:
+    least, most = int(numbers.min()), int(numbers.max())
+    if least >= 0 and most < count:
+        return None
+    # the wire's numbers are unsigned: above 2^31 they read as negative
+    return f"{what} {most if least >= 0 else least % 2**32} does not exist, there are {count}"
+
+
+def _shown(layers: list[int]) -> str:
+    return ", ".join(map(str, layers)) if len(layers) <= 12 else f"{layers[0]} to {layers[-1]} ({len(layers)} layers)"

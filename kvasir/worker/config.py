@@ -1,0 +1,137 @@
+"""What a worker is told on its command line, checked before anything is opened.
+
+`__main__` parses, everything else receives a `WorkerConfig`. A value that cannot be used is a ConfigError that
+names the option and the value.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kvasir.errors import ConfigError
+
+KERNELS = ("auto", "kx1", "float")
+MIB = 1024 * 1024
+LEAST_INFLIGHT_MB = 16  # one request and its answer, each of the largest frame
+
+EXAMPLE = """\
+example:
+  Cut the first 8 experts of every layer out of a model, then serve them:
+    kvasir slice model.gguf --experts "*:0-8" --out slice.gguf
+    kvasir-worker serve --slice slice.gguf --listen 127.0.0.1:7070
+
+The worker computes these experts for every backbone that connects and has the same model and the same kernel.
+Stop it with Ctrl-C or SIGTERM: it finishes what it has begun.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """How long a connection may take for what, in seconds."""
+
+    hello_s: float = 5.0  # from connecting to a complete hello
+    frame_s: float = 60.0  # from a frame's first byte to its last
+    idle_s: float = 60.0  # without a byte; backbones ping every few seconds
+    write_s: float = 30.0  # answers wait and the other side reads nothing
+    stop_s: float = 10.0  # from SIGTERM until what is in flight is answered
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """Everything that `kvasir-worker serve` needs to know."""
+
+    slice_path: Path
+    host: str = "127.0.0.1"
+    port: int = 7070
+    n_threads: int | None = None  # None: as many as the kernel finds good
+    kernel: str = "auto"
+    max_clients: int = 8
+    max_inflight_mb: int = 64
+    json: bool = False
+    deadlines: Deadlines = field(default_factory=Deadlines)
+
+    @property
+    def max_inflight_bytes(self) -> int:
+        """Bytes of requests and answers that one backbone may have under way."""
+        return self.max_inflight_mb * MIB
+
+
+def parse_arguments(arguments: Sequence[str]) -> WorkerConfig:
+    """The configuration that these arguments ask for. Raises ConfigError; argparse exits for --help and misuse."""
+    options = _parser().parse_args(arguments)
+    host, port = parse_address(options.listen)
+    _check_between("--max-clients", options.max_clients, 1, 1024)
+    _check_between("--max-inflight-mb", options.max_inflight_mb, LEAST_INFLIGHT_MB, 4095)
+    if options.threads is not None:
+        _check_between("--threads", options.threads, 1, 1024)
+    if not options.slice.is_file():
+        raise ConfigError(f"--slice {options.slice}: there is no such file; cut one with `kvasir slice`")
+    return WorkerConfig(
+        slice_path=options.slice,
+        host=host,
+        port=port,
+        n_threads=options.threads,
+        kernel=options.kernel,
+        max_clients=options.max_clients,
+        max_inflight_mb=options.max_inflight_mb,
+        json=options.json,
+    )
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Host and port of HOST:PORT, an IPv6 host in brackets; port 0 lets the system choose. Raises ConfigError."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not (port.isascii() and port.isdigit()) or int(port) > 65_535:
+        raise ConfigError(f"--listen {text!r} is not HOST:PORT with a port from 0 to 65535, such as 127.0.0.1:7070")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _check_between(option: str, value: int, least: int, most: int) -> None:
+    if not least <= value <= most:
+        raise ConfigError(f"{option} is {value}, {least} to {most} is allowed")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="kvasir-worker",
+        description="Compute the experts of one slice for backbones.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    serve = commands.add_parser(
+        "serve",
+        help="serve a slice over TCP",
+        description="Serve a slice over TCP.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    serve.add_argument("--slice", type=Path, required=True, metavar="FILE", help="the slice, made by `kvasir slice`")
+    serve.add_argument(
+        "--listen",
+        default="127.0.0.1:7070",
+        metavar="HOST:PORT",
+        help="where to listen (default %(default)s; port 0: the system chooses, the start says which)",
+    )
+    serve.add_argument("--threads", type=int, metavar="N", help="threads that compute (default: one a core)")
+    serve.add_argument(
+        "--kernel",
+        choices=KERNELS,
+        default="auto",
+        help="kx1: exact integers; float: dequantised; auto (default): kx1 when it can compute the slice",
+    )
+    serve.add_argument(
+        "--max-clients", type=int, default=8, metavar="N", help="backbones at once (default %(default)s)"
+    )
+    serve.add_argument(
+        "--max-inflight-mb",
+        type=int,
+        default=64,
+        metavar="N",
+        help="MiB of requests and answers under way for each backbone (default %(default)s)",
+    )
+    serve.add_argument("--json", action="store_true", help="say on standard output what happens, one JSON line each")
+    return parser

@@ -1,0 +1,100 @@
+"""What a worker says about itself on standard output: sentences for people, or one JSON line per event.
+
+`__main__` writes these. The event "listening" comes when backbones can connect and names the real port; programs that
+start workers wait for it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from itertools import groupby
+
+from kvasir.worker.config import MIB, WorkerConfig
+from kvasir.worker.holdings import Holdings
+from kvasir.worker.kernel_choice import kernel_build
+
+BASE_BYTES = 60 * MIB  # interpreter, numpy, kernel and their working memory, beside the slice and the requests
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """A worker that is ready: what it serves, with what, where, and what memory it takes."""
+
+    host: str
+    port: int
+    slice: str
+    model: str
+    model_fingerprint: str
+    ranges: list[tuple[int, int, int]]
+    n_experts: int
+    slice_bytes: int
+    kernel: str
+    kernel_fingerprint: str
+    isa: str
+    threads: int
+    memory_bytes: int
+    memory_bytes_most: int
+
+    @classmethod
+    def of(cls, config: WorkerConfig, holdings: Holdings, host: str, port: int) -> Listening:
+        """The facts of a worker that listens at `host`:`port`."""
+        idle = holdings.slice_bytes + BASE_BYTES
+        return cls(
+            host=host,
+            port=port,
+            slice=str(config.slice_path),
+            model=holdings.model_name,
+            model_fingerprint=holdings.model_fingerprint,
+            ranges=[(item.layer, item.start, item.stop) for item in holdings.ranges],
+            n_experts=holdings.n_experts,
+            slice_bytes=holdings.slice_bytes,
+            kernel=holdings.kernel.name,
+            kernel_fingerprint=holdings.kernel.fingerprint,
+            isa=kernel_build(holdings.kernel),
+            threads=int(getattr(holdings.kernel, "n_threads", 1)),
+            memory_bytes=idle,
+            memory_bytes_most=idle + config.max_clients * config.max_inflight_bytes,
+        )
+
+    def as_json(self) -> str:
+        """One line for programs."""
+        return json.dumps({"event": "listening", **asdict(self)})
+
+    def as_text(self) -> str:
+        """A few lines for people."""
+        return "\n".join(
+            (
+                f"slice    {self.slice}: {self.n_experts} experts of {self.model}, {self.slice_bytes / MIB:.1f} MiB",
+                f"         {ranges_text(self.ranges)}",
+                f"model    {self.model_fingerprint}",
+                f"kernel   {self.kernel} ({self.isa}), {self.threads} threads, {self.kernel_fingerprint}",
+                f"memory   {self.memory_bytes / MIB:.0f} MiB: the slice's pages and {BASE_BYTES // MIB} MiB; "
+                f"at most {self.memory_bytes_most / MIB:.0f} MiB with all backbones busy",
+                f"listening on {self.host}:{self.port}",
+            )
+        )
+
+
+def ranges_text(ranges: list[tuple[int, int, int]]) -> str:
+    """Expert ranges in short: neighbouring layers with the same ranges together."""
+    by_layer = [
+        (layer, tuple((start, stop) for _, start, stop in held)) for layer, held in groupby(ranges, lambda r: r[0])
+    ]
+    groups: list[list[tuple[int, tuple[tuple[int, int], ...]]]] = []
+    for layer, held in by_layer:
+        if groups and groups[-1][-1][1] == held and groups[-1][-1][0] + 1 == layer:
+            groups[-1].append((layer, held))
+        else:
+            groups.append([(layer, held)])
+    return ", ".join(_group_text(group[0][0], group[-1][0], group[0][1]) for group in groups)
+
+
+def _group_text(first: int, last: int, held: tuple[tuple[int, int], ...]) -> str:
+    layers = f"layer {first}" if first == last else f"layers {first} to {last}"
+    return f"{layers}: experts " + " and ".join(f"{start} to {stop - 1}" for start, stop in held)
+
+
+def stopped_json(reason: str) -> str:
+    """The last line of a worker that stops in order."""
+    return json.dumps({"event": "stopped", "reason": reason})
