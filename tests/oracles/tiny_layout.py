@@ -78,7 +78,8 @@ DELTA = GatedDelta()
 
 def tiny_tensors(architecture: str, shape: TinyShape, *, is_fused: bool, is_tied: bool) -> Iterator[TinyTensor]:
     """Every tensor of the model, MTP layers included, in file order."""
-    yield TinyTensor("token_embd.weight", (shape.n_vocab, shape.d_model), Role.OUTPUT, 1.0)
+    deviation = shape.d_model**-0.5 if is_tied else 1.0  # as a head it must give logits of about 1
+    yield TinyTensor("token_embd.weight", (shape.n_vocab, shape.d_model), Role.OUTPUT, deviation)
     if not is_tied:
         yield _matrix("output.weight", shape.n_vocab, shape.d_model, Role.OUTPUT)
     yield _norm("output_norm.weight", shape.d_model)
