@@ -6,6 +6,7 @@ import os
 import secrets
 from pathlib import Path
 
+from kvasir_site.database_url import database_from_url
 from kvasir_site.env import env_bool, env_list, env_secret
 
 BASE_DIR = Path(__file__).resolve().parent.parent
@@ -20,18 +21,26 @@ INSTALLED_APPS = [
     "django.contrib.contenttypes",
     "django.contrib.auth",
     "kvasir_site",
+    "market",
+    "relay",
     "backbone",
 ]
 MIDDLEWARE = ["django.middleware.security.SecurityMiddleware", "django.middleware.common.CommonMiddleware"]
 ROOT_URLCONF = "kvasir_site.urls"
 ASGI_APPLICATION = "kvasir_site.asgi.application"
-DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": BASE_DIR / "run" / "kvasir.sqlite3"}}
+DATABASES = {"default": database_from_url(os.environ.get("DATABASE_URL"), BASE_DIR / "run" / "kvasir.sqlite3")}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 USE_TZ = True
 TIME_ZONE = "UTC"
 LANGUAGE_CODE = "en"
 LANGUAGES = [("en", "English"), ("id", "Bahasa Indonesia")]
+
+# The relay's address as backbones see it, and its name in the directory (docs/relay.md). Without REDIS_URL there is no
+# directory: one relay, whose address the backbone is told.
+RELAY_URL = os.environ.get("KVASIR_RELAY_URL", "")
+RELAY_ID = os.environ.get("KVASIR_RELAY_ID", "")
+REDIS_URL = os.environ.get("REDIS_URL", "")
 
 # Celery carries only ids and small JSON; a task is the life of one request (docs/architecture.md).
 CELERY_BROKER_URL = os.environ.get("REDIS_URL", "redis://127.0.0.1:6379/0")

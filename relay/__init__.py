@@ -1,1 +1,1 @@
-"""Data plane: the bridge between backbone and workers. Empty until its first capability lands; docs/architecture.md says what belongs here."""
+"""Data plane: the bridge between backbones and workers that both dial out to it. docs/relay.md has the protocol."""

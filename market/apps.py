@@ -1,0 +1,13 @@
+"""Django's entry for the market: nodes and their tokens now, coverage and rewards later."""
+
+from __future__ import annotations
+
+from django.apps import AppConfig
+
+
+class MarketConfig(AppConfig):
+    """Names the app; nothing runs at start."""
+
+    name = "market"
+    verbose_name = "Market"
+    default_auto_field = "django.db.models.BigAutoField"

@@ -1,0 +1,155 @@
+"""One edge as the relay sees it: which frames may pass, and how many bytes are under way.
+
+`hub` asks it about every frame. Pure bookkeeping: no I/O, no clock, and payloads are never read. Backbones must
+stay within the edge's credit and workers may only send what they owe, so whoever is slow or hostile, an edge has at
+most its credit in memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from kvasir.errors import WireError
+from kvasir.wire_header import HEADER, HEADER_BYTES, MAGIC, VERSION, Buffer, Kind
+
+VALUE_BYTES = 4  # an f16 answer may have to go as f32
+MAX_NOTICES = 64  # pauses and the like that a worker may send beyond the answers it has given
+
+_MAY_REACH_WORKER = frozenset({Kind.DISPATCH, Kind.GOAWAY, Kind.FAULT})
+_NOTICES = frozenset({Kind.PAUSE, Kind.GOAWAY})
+_ANSWERS_TO_HELLO = frozenset({Kind.WELCOME, Kind.REFUSE})
+
+
+class EdgeBrokenError(WireError):
+    """One side broke the rules of the edge; the message says how. The edge must be closed."""
+
+
+class Passage(Enum):
+    """What becomes of a frame that breaks no rule."""
+
+    FORWARD = 0
+    BUSY = 1  # over the edge's credit: answered by the relay
+    LAST = 2  # forwarded, and the edge ends with it
+
+
+@dataclass(frozen=True, slots=True)
+class FrameFacts:
+    """What the relay reads of a frame: a few fields of its header."""
+
+    kind: int
+    request: int
+    n_pairs: int
+    d_model: int
+    payload_bytes: int
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What an edge has carried; for its usage record."""
+
+    frames_to_worker: int = 0
+    bytes_to_worker: int = 0
+    frames_to_backbone: int = 0
+    bytes_to_backbone: int = 0
+    n_refused_busy: int = 0
+
+
+def read_facts(message: Buffer, start: int, stop: int) -> FrameFacts:
+    """The facts of the frame at `message[start:stop]`. Raises EdgeBrokenError when it cannot be one."""
+    if stop - start < HEADER_BYTES:
+        raise EdgeBrokenError(f"frame of {stop - start} bytes, the header alone has {HEADER_BYTES}")
+    magic, version, kind, _, _, request, _, _, n_pairs, d_model, payload_bytes, _ = HEADER.unpack_from(message, start)
+    if magic != MAGIC:
+        raise EdgeBrokenError(f"frame starts with {magic!r}, {MAGIC!r} is needed")
+    if version != VERSION:
+        raise EdgeBrokenError(f"frame of wire version {version} on an edge of version {VERSION}")
+    if payload_bytes != stop - start - HEADER_BYTES:
+        raise EdgeBrokenError(f"frame says {payload_bytes} payload bytes, it has {stop - start - HEADER_BYTES}")
+    return FrameFacts(kind, request, n_pairs, d_model, payload_bytes)
+
+
+class EdgeLedger:
+    """Who owes what on one edge. `credit_bytes` bounds requests under way and their answers together."""
+
+    def __init__(self, credit_bytes: int) -> None:
+        self._credit_bytes = credit_bytes
+        self._owed: dict[int, tuple[int, int]] = {}  # request: bytes under way for it, most bytes of its answer
+        self._used_bytes = 0
+        self._notices_left = MAX_NOTICES
+        self.is_bridged = False  # the worker has accepted the backbone's hello
+        self.traffic = Traffic()
+
+    @property
+    def n_owed(self) -> int:
+        """Requests that the worker has yet to answer."""
+        return len(self._owed)
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes under way."""
+        return self._used_bytes
+
+    def from_backbone(self, facts: FrameFacts) -> Passage:
+        """Judge a frame on its way to the worker, and count it. Raises EdgeBrokenError."""
+        if facts.kind not in _MAY_REACH_WORKER:
+            raise EdgeBrokenError(f"the backbone sent {_shown(facts.kind)}, which an edge does not carry to a worker")
+        passage = Passage.FORWARD
+        if facts.kind == Kind.DISPATCH:
+            if not self.is_bridged:
+                raise EdgeBrokenError("the backbone sent a dispatch before the worker's welcome")
+            if not self._owe(facts):
+                self.traffic.n_refused_busy += 1
+                return Passage.BUSY
+        elif facts.kind == Kind.FAULT:
+            passage = Passage.LAST
+        self.traffic.frames_to_worker += 1
+        self.traffic.bytes_to_worker += HEADER_BYTES + facts.payload_bytes
+        return passage
+
+    def from_worker(self, facts: FrameFacts) -> Passage:
+        """Judge a frame on its way to the backbone, and count it. Raises EdgeBrokenError."""
+        passage = Passage.FORWARD
+        if facts.kind == Kind.RESULT or (facts.kind == Kind.FAULT and facts.request):
+            self._settle(facts)
+        elif facts.kind == Kind.FAULT:
+            passage = Passage.LAST
+        elif facts.kind in _ANSWERS_TO_HELLO and not self.is_bridged:
+            self.is_bridged = facts.kind == Kind.WELCOME
+            passage = Passage.FORWARD if self.is_bridged else Passage.LAST
+        elif facts.kind in _NOTICES and self.is_bridged:
+            self._notices_left -= 1
+            if self._notices_left < 0:
+                raise EdgeBrokenError(f"the worker sent more than {MAX_NOTICES} notices that nobody asked for")
+        else:
+            raise EdgeBrokenError(f"the worker sent {_shown(facts.kind)}, which is not its turn")
+        self.traffic.frames_to_backbone += 1
+        self.traffic.bytes_to_backbone += HEADER_BYTES + facts.payload_bytes
+        return passage
+
+    def _owe(self, facts: FrameFacts) -> bool:
+        if facts.request == 0 or facts.request in self._owed:
+            raise EdgeBrokenError(f"the backbone used request number {facts.request}, which is 0 or still unanswered")
+        reply_bytes = facts.n_pairs * facts.d_model * VALUE_BYTES
+        cost = facts.payload_bytes + reply_bytes
+        if self._owed and self._used_bytes + cost > self._credit_bytes:
+            return False
+        self._owed[facts.request] = (cost, reply_bytes)
+        self._used_bytes += cost
+        return True
+
+    def _settle(self, facts: FrameFacts) -> None:
+        owed = self._owed.pop(facts.request, None)
+        if owed is None:
+            raise EdgeBrokenError(f"the worker answered request {facts.request}, which it does not owe")
+        cost, reply_bytes = owed
+        self._used_bytes -= cost
+        if facts.kind == Kind.RESULT and facts.payload_bytes > reply_bytes:
+            raise EdgeBrokenError(
+                f"the worker's answer to request {facts.request} has {facts.payload_bytes} bytes, {reply_bytes} are owed"
+            )
+        self._notices_left = min(self._notices_left + 1, MAX_NOTICES)
+
+
+def _shown(kind: int) -> str:
+    return Kind(kind).name if kind in Kind._value2member_map_ else f"a frame of unknown kind {kind}"

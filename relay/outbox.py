@@ -1,0 +1,98 @@
+"""What waits to be sent over one socket, and the task that sends it.
+
+`station` owns one. Records are queued without waiting, so that a slow reader holds up nobody else; what has gathered
+meanwhile leaves as one message. Edges' credit bounds the queue towards workers; towards a backbone, `room` lets
+workers wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+from kvasir.relay_records import MAX_BUNDLE_BYTES
+
+HIGH_WATER_BYTES = 8 * 1024 * 1024
+
+Send = Callable[[bytes], Awaitable[None]]
+
+
+class Outbox:
+    """Records in order. `run` sends until it is cancelled or the socket fails."""
+
+    def __init__(self, send: Send, clock: Callable[[], float], max_bundle_bytes: int = MAX_BUNDLE_BYTES) -> None:
+        self._send = send
+        self._clock = clock
+        self._max_bundle_bytes = max_bundle_bytes
+        self._records: deque[bytes] = deque()
+        self._wake: asyncio.Future[None] | None = None
+        self._room: asyncio.Future[None] | None = None
+        self._is_closed = False
+        self.queued_bytes = 0
+        self.sending_since: float | None = None  # of the message that has not left yet
+
+    @property
+    def is_full(self) -> bool:
+        """Whether senders that can wait should."""
+        return self.queued_bytes > HIGH_WATER_BYTES
+
+    def put(self, record: bytes) -> None:
+        """Queue one record, head and frame, or several that belong together."""
+        self._records.append(record)
+        self.queued_bytes += len(record)
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+    async def room(self) -> None:
+        """Wait until the queue is short again, or closed."""
+        while self.is_full and not self._is_closed:
+            if self._room is None:
+                self._room = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._room)
+
+    async def run(self) -> None:
+        """Send what is queued, as long as the socket lives."""
+        try:
+            while True:
+                if not self._records:
+                    self._wake = asyncio.get_running_loop().create_future()
+                    await self._wake
+                message = self._next_message()
+                self.sending_since = self._clock()
+                await self._send(message)
+                self.sending_since = None
+                self.queued_bytes -= len(message)
+                self._make_room()
+        finally:
+            self.close()
+
+    async def flush(self) -> None:
+        """Wait until all that is queued has been given to the socket."""
+        while self.queued_bytes and not self._is_closed:
+            if self._room is None:
+                self._room = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._room)
+
+    def close(self) -> None:
+        """Forget what is queued; whoever waits for room goes on."""
+        self._is_closed = True
+        self._records.clear()
+        self._make_room()
+
+    def _next_message(self) -> bytes:
+        first = self._records.popleft()
+        if not self._records or len(first) >= self._max_bundle_bytes:
+            return first
+        parts, n_bytes = [first], len(first)
+        while self._records and n_bytes + len(self._records[0]) <= self._max_bundle_bytes:
+            part = self._records.popleft()
+            parts.append(part)
+            n_bytes += len(part)
+        return b"".join(parts)
+
+    def _make_room(self) -> None:
+        if self._room is not None:
+            if not self._room.done():
+                self._room.set_result(None)
+            self._room = None
