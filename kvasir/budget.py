@@ -11,7 +11,8 @@ from __future__ import annotations
 from kvasir.errors import ConfigError
 from kvasir.model_card import ModelCard
 
-# The allowance for a worker beside its slice; benchmarks/bench_load.py measures the real figure.
+# The allowance for a worker beside its slice. A worker that waits takes some 55 MB of it (benchmarks/bench_load.py
+# measures that); the rest is for requests in flight, which the worker's own --max-inflight-mb and --max-clients bound.
 WORKER_OVERHEAD_BYTES = 150_000_000
 
 

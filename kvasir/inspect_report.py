@@ -153,7 +153,7 @@ def _budget_table(card: ModelCard, budgets: Sequence[int]) -> str:
         n_experts = experts_for_budget(card, budget)
         n_layers = whole_layers_for_budget(card, budget)
         rows.append((format_size(budget), f"{n_experts:,}", f"{n_experts / n_all:.1%}", str(n_layers)))
-    note = f"(a worker's memory is its slice and at most {format_size(WORKER_OVERHEAD_BYTES)} beside it)"
+    note = f"(counted with {format_size(WORKER_OVERHEAD_BYTES)} for the worker itself, beside its slice)"
     return f"{_table(rows)}\n{note}"
 
 
