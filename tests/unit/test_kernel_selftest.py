@@ -11,11 +11,14 @@ from gguf import GGMLQuantizationType as Quant
 
 from kvasir.errors import KernelError
 from kvasir.experts import FloatRows, LayerExperts
-from kvasir.kernels import selftest
+from kvasir.kernels import native, selftest
 from kvasir.kernels.api import EncodedRows, LoadedExperts, Pairs, RowFormat
 from kvasir.kernels.fingerprint import KX1_NAME, KX1_VERSION, kernel_fingerprint
+from kvasir.kernels.float_kernel import FloatKernel
 from kvasir.kernels.oracle import NumpyKX1Kernel
 from kvasir.kernels.oracle_rows import unpack
+from kvasir.kernels.rowops import NativeRowOps, RowOps
+from kvasir.kernels.rowops_numpy import NumpyRowOps
 from kvasir.kernels.selftest_digests import FROZEN_DIGESTS
 from kvasir.kernels.selftest_inputs import (
     adversarial_rows,
@@ -170,3 +173,13 @@ def test_each_case_of_kx1_covers_every_type_between_them() -> None:
     types = {quant_type for case in selftest.CASES[KX1_NAME] for quant_type in case.types}
     assert types == {Quant.Q4_K, Quant.Q5_K, Quant.Q6_K, Quant.Q8_0}
     assert all(len(case.rows(RowFormat.KX1)) == 17 for case in selftest.CASES[KX1_NAME])
+
+
+def test_every_build_of_the_float_kernel_has_one_fingerprint() -> None:
+    builds: tuple[RowOps, ...] = (
+        NumpyRowOps(),
+        *(NativeRowOps(isa, n) for isa in native.load().isa_names for n in (1, 2)),
+    )
+    prints = {FloatKernel(ops=ops).fingerprint for ops in builds}
+    assert len(prints) == 1
+    assert NumpyKX1Kernel().fingerprint not in prints
