@@ -13,7 +13,7 @@ from kvasir.kernels.api import ExpertKernel
 from kvasir.kernels.float_kernel import FloatKernel
 from kvasir.kernels.oracle import NumpyKX1Kernel
 from kvasir.kernels.rowops_numpy import NumpyRowOps
-from kvasir.kernels.selftest import CASES, case_digests
+from kvasir.kernels.selftest import CASES, CaseRun
 
 HEAD = '''"""Frozen digests of the self-test, by kernel, case and part: see `selftest`.
 
@@ -28,7 +28,10 @@ FROZEN_DIGESTS: dict[str, dict[str, dict[str, str]]] = {
 def main() -> None:
     """Write the module, and say whether anything changed."""
     kernels: tuple[ExpertKernel, ...] = (NumpyKX1Kernel(), FloatKernel(ops=NumpyRowOps()))
-    made = {kernel.name: {case.name: case_digests(kernel, case) for case in CASES[kernel.name]} for kernel in kernels}
+    made = {
+        kernel.name: {case.name: CaseRun.of(kernel, case).digests() for case in CASES[kernel.name]}
+        for kernel in kernels
+    }
     lines = []
     for name, cases in made.items():
         lines.append(f'    "{name}": {{')

@@ -146,6 +146,9 @@ class FaultyExperts:
 
     def compute(self, rows: EncodedRows, pair_rows: Pairs, pair_ids: Pairs) -> FloatRows:
         out = self._loaded.compute(rows, pair_rows, pair_ids)
+        if self._where.endswith("small calls"):
+            out.view(np.uint32)[-1, 3] ^= int(len(pair_rows) == 2)
+            return out
         wanted_id = 0 if "first" in self._where else 1
         bad = int(np.flatnonzero((pair_ids == wanted_id) & (pair_rows == 16))[0])
         out.view(np.uint32)[bad, 3] ^= 1
@@ -159,6 +162,11 @@ def test_one_wrong_bit_fails_the_self_test_and_is_named(where: str) -> None:
         selftest.self_test(kernel)
     with pytest.raises(KernelError, match="self-test"):
         _ = kernel.fingerprint
+
+
+def test_a_wrong_bit_in_small_calls_alone_fails_the_self_test() -> None:
+    with pytest.raises(KernelError, match="rows of Q4_K Q4_K Q6_K give other bits in a small call"):
+        selftest.self_test(FaultyKernel("outputs of small calls"))
 
 
 def test_a_kernel_without_a_self_test_is_refused() -> None:
