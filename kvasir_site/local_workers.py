@@ -29,15 +29,33 @@ class LocalWorker:
         """Start the process. Call `wait_ready` before use, `stop` at the end."""
         self._slice_path = slice_path
         self._log_path = log_path
+        self._n_threads = n_threads
+        self._process = self._start(port=0)
+        self.address = ""
+
+    @property
+    def pid(self) -> int:
+        """The process's id."""
+        return self._process.pid
+
+    def restart(self, port: int) -> None:
+        """Start again after `stop`, on a port that backbones know."""
+        self._process = self._start(port)
+
+    def resume(self) -> None:
+        """Let a suspended process go on, so that it can be stopped."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGCONT)
+
+    def _start(self, port: int) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "kvasir.worker", "serve", "--json"]
-        command += ["--slice", str(slice_path), "--listen", "127.0.0.1:0"]
-        if n_threads is not None:
-            command += ["--threads", str(n_threads)]
-        with log_path.open("wb") as log:
-            self._process = subprocess.Popen(
+        command += ["--slice", str(self._slice_path), "--listen", f"127.0.0.1:{port}"]
+        if self._n_threads is not None:
+            command += ["--threads", str(self._n_threads)]
+        with self._log_path.open("wb") as log:
+            return subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, start_new_session=True
             )
-        self.address = ""
 
     def wait_ready(self, deadline_s: float = READY_DEADLINE_S) -> str:
         """The address HOST:PORT that the worker listens on; ConfigError with the log's end when it does not come up."""

@@ -26,9 +26,6 @@ from kvasir.kernels.api import EncodedRows
 
 logger = logging.getLogger(__name__)
 
-# Slack on top of the transport's own deadline, so that a transport which breaks its promise cannot hang a request.
-_GRACE_S = 2.0
-
 
 @dataclass(frozen=True, slots=True)
 class Served:
@@ -58,12 +55,15 @@ class ExpertDispatcher:
         transport: Transport,
         *,
         deadline_s: float = 10.0,
+        grace_s: float = 2.0,
         reply_format: ReplyFormat = ReplyFormat.F32,
         on_served: Callable[[Served], None] = lambda served: None,
     ) -> None:
+        """`deadline_s` is the transport's to keep; `grace_s` later a request stops waiting for one that does not."""
         self._store = store
         self._transport = transport
         self._deadline_s = deadline_s
+        self._longest_wait_s = deadline_s + grace_s
         self._reply_format = reply_format
         self._on_served = on_served
 
@@ -115,9 +115,9 @@ class ExpertDispatcher:
     async def _answer(self, batch: DispatchBatch, future: Future[FloatRows], d_model: int) -> FloatRows | str:
         """A worker's usable answer, or why it cannot be used."""
         try:
-            answer = await asyncio.wait_for(asyncio.wrap_future(future), self._deadline_s + _GRACE_S)
+            answer = await asyncio.wait_for(asyncio.wrap_future(future), self._longest_wait_s)
         except TimeoutError:
-            reason = f"no answer within {self._deadline_s + _GRACE_S:g} s"
+            reason = f"no answer within {self._longest_wait_s:g} s"
         except EdgeError as error:
             reason = str(error)
         else:

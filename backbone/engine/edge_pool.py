@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from backbone.engine.placement import CoverageSnapshot
 from backbone.engine.worker_health import Health, redial_delay_s
 from kvasir.edge import TcpEdge
-from kvasir.errors import ConfigError, EdgeError
+from kvasir.errors import ConfigError, EdgeError, EdgeTimeout
 from kvasir.experts import FloatRows
 from kvasir.kernels.api import EncodedRows, Pairs, RowFormat
 from kvasir.wire_frames import Hello, ReplyType
@@ -54,6 +54,7 @@ class _Member:
     health: Health = field(default_factory=Health)
     problem: str = "not yet connected"
     bytes_before: tuple[int, int] = (0, 0)
+    connected: threading.Event = field(default_factory=threading.Event)
 
     def bytes_moved(self) -> tuple[int, int]:
         edge = self.edge
@@ -111,6 +112,12 @@ class EdgePool:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    def wait_connected(self, worker_id: str, deadline_s: float) -> None:
+        """Wait until a worker is connected. Raises EdgeTimeout with what stood in the way."""
+        member = self._members[worker_id]
+        if not member.connected.wait(deadline_s):
+            raise EdgeTimeout(f"worker {worker_id} was not connected within {deadline_s:g} s: {member.problem}")
 
     @property
     def problems(self) -> dict[str, str]:
@@ -192,12 +199,14 @@ class EdgePool:
 
     def _set_edge(self, member: _Member, edge: TcpEdge) -> None:
         member.edge, member.problem = edge, ""
+        member.connected.set()
         self._publish()
 
     def _lose_edge(self, member: _Member) -> None:
         logger.warning("worker %s is gone: %s", member.address, member.problem)
         member.bytes_before = member.bytes_moved()
         member.edge = None
+        member.connected.clear()
         self._publish()
 
     def _publish(self) -> None:
