@@ -35,15 +35,22 @@ COMMON_FLAGS = (
     "-O3", "-std=c11", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra",
 )  # fmt: skip
 
-# A source whose name ends in one of these is one version of its functions, chosen at run time by the CPU. Where the
-# machine is another one, or the compiler does not know the flags, it is compiled without and gives an empty entry.
+# A source whose name ends in one of these is one version of its functions, chosen at run time by the CPU. Its own
+# flags are the first of these sets that the compiler knows (the second is how zig spells them). Where the machine is
+# another one, or no set is known, it is compiled without and gives an empty entry.
 X86 = ("x86_64", "amd64")
 ARM64 = ("aarch64", "arm64")
-VERSION_FLAGS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "_avx2": (X86, ("-mavx2", "-mtune=haswell")),
-    "_avx512": (X86, ("-march=x86-64-v4", "-mavx512vnni", "-mprefer-vector-width=512")),
-    "_dotprod": (ARM64, ("-march=armv8.2-a+dotprod",)),
+VERSION_FLAGS: dict[str, tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]] = {
+    "_avx2": (X86, (("-mavx2", "-mtune=haswell"),)),
+    "_avx512": (
+        X86,
+        tuple(
+            (level, "-mavx512vnni", "-mprefer-vector-width=512") for level in ("-march=x86-64-v4", "-march=x86_64_v4")
+        ),
+    ),
+    "_dotprod": (ARM64, (("-march=armv8.2-a+dotprod",), ("-mcpu=baseline+dotprod",))),
 }
+ZIG = (sys.executable, "-m", "ziglang", "cc", "-mcpu=baseline")  # without it zig compiles for this very CPU
 SYSTEM_COMPILERS = ("cc", "gcc", "clang")
 
 
@@ -80,15 +87,15 @@ def find_compiler(wanted: str | None = None) -> Compiler:
     if found:
         return found
     if importlib.util.find_spec("ziglang") is not None:
-        return Compiler((sys.executable, "-m", "ziglang", "cc"))
+        return Compiler(ZIG)
     raise KernelError(f"no C compiler was found (CC, {', '.join(SYSTEM_COMPILERS)}, ziglang): {NEXT_STEP}")
 
 
-def flags_of(source: Path) -> tuple[str, ...]:
-    """The compiler's own options for one source file on this machine."""
-    for ending, (machines, flags) in VERSION_FLAGS.items():
+def flag_sets(source: Path) -> tuple[tuple[str, ...], ...]:
+    """The sets of own flags that one source file may be compiled with on this machine, best first."""
+    for ending, (machines, sets) in VERSION_FLAGS.items():
         if source.stem.endswith(ending) and platform.machine().lower() in machines:
-            return flags
+            return sets
     return ()
 
 
@@ -105,7 +112,7 @@ def _object_digests(source_dir: Path, compiler: Compiler | None) -> dict[Path, s
     headers = [item for path in sorted(source_dir.glob("*.h")) for item in (path.name.encode(), path.read_bytes())]
     target = f"{sys.platform} {platform.machine()} {compiler or ''}".encode()
     return {
-        source: _digest([target, *headers, source.read_bytes(), " ".join(COMMON_FLAGS + flags_of(source)).encode()])
+        source: _digest([target, *headers, source.read_bytes(), repr((COMMON_FLAGS, flag_sets(source))).encode()])
         for source in sorted(source_dir.glob("*.c"))
     }
 
@@ -124,13 +131,16 @@ def _run_compiler(command: Sequence[str]) -> None:
         sys.stderr.write(done.stderr)
 
 
-def _accepts(compiler: Compiler, flags: tuple[str, ...]) -> bool:
-    """Whether the compiler knows these options."""
-    if not flags:
-        return True
-    command = [*compiler.command, *flags, "-x", "c", "-fsyntax-only", "-"]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
-    return done.returncode == 0
+def _own_flags(compiler: Compiler, source: Path, object_dir: Path) -> tuple[str, ...]:
+    """The first of a source's flag sets that the compiler takes."""
+    trial = object_dir / f"{source.stem}.{os.getpid()}"
+    for flags in flag_sets(source):
+        command = [*compiler.command, *flags, "-x", "c", "-c", os.devnull, "-o", str(trial)]
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+        trial.unlink(missing_ok=True)
+        if done.returncode == 0:
+            return flags
+    return ()
 
 
 @contextlib.contextmanager
@@ -154,7 +164,7 @@ def _compile_objects(compiler: Compiler, source_dir: Path, object_dir: Path) -> 
 
     def compile_one(source: Path) -> None:
         unfinished = objects[source].with_suffix(f".{os.getpid()}.o")
-        own_flags = flags_of(source) if _accepts(compiler, flags_of(source)) else ()
+        own_flags = _own_flags(compiler, source, object_dir)
         _run_compiler([*compiler.command, *COMMON_FLAGS, *own_flags, "-c", str(source), "-o", str(unfinished)])
         unfinished.replace(objects[source])
 
