@@ -57,3 +57,7 @@ class WorkerFault(EdgeError):
 
 class RequestError(KvasirError):
     """A request to the engine cannot be served as asked (too long, bad sampling value, no free slot)."""
+
+
+class DownloadError(KvasirError):
+    """A file could not be fetched whole, or what came is not the file that was announced."""

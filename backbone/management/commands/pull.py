@@ -1,0 +1,48 @@
+"""`manage.py pull OWNER/REPO[:QUANT]`: fetch a GGUF model from a hub. Thin: `backbone.hub` does the work."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from tqdm import tqdm
+
+from backbone.hub import DEFAULT_QUANT, Hub, HubReference, pull
+from kvasir.errors import KvasirError
+
+
+class Command(BaseCommand):
+    help = (
+        "Fetch a GGUF model from a Hugging Face hub. A pull that was cut off goes on where it ended when the same "
+        "command is given again. For private or gated models set HF_TOKEN in the environment."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("reference", metavar="OWNER/REPO[:QUANT]", help=f"without QUANT it is {DEFAULT_QUANT}")
+        parser.add_argument("--into", type=Path, default=Path("models"), help="folder for the files (default: models)")
+        parser.add_argument("--endpoint", help="another hub's address (default: HF_ENDPOINT, else the public hub)")
+        parser.add_argument("--revision", default="main", help="branch, tag or commit (default: main)")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        bars: dict[str, Any] = {}
+
+        def progress(name: str, n_done: int, n_bytes: int) -> None:
+            if name not in bars:
+                bars[name] = tqdm(desc=Path(name).name, total=n_bytes, unit="B", unit_scale=True, disable=None)
+            bars[name].update(n_done - bars[name].n)
+
+        try:
+            reference = HubReference.parse(options["reference"])
+            hub = Hub(options["endpoint"], os.environ.get("HF_TOKEN"))
+            paths = pull(reference, options["into"], hub=hub, revision=options["revision"], progress=progress)
+        except KvasirError as error:
+            raise CommandError(str(error)) from error
+        except KeyboardInterrupt as error:
+            raise CommandError("stopped; give the same command again to go on from here") from error
+        finally:
+            for bar in bars.values():
+                bar.close()
+        for path in paths:
+            self.stdout.write(str(path))
