@@ -1,4 +1,20 @@
-/* This instruction set's version of KX1 is not written yet. */
+/* KX1 for aarch64 with the dot product instructions (sdot). */
 #include "kx1_sources.h"
 
+#if defined(__aarch64__) && defined(__ARM_FEATURE_DOTPROD)
+
+#include "kx1_lanes_neon.h"
+#include "kx1_quantise.h"
+#include "kx1_silu.h"
+#include "kx1_few_neon.h"
+#include "kx1_many.h"
+#include "kx1_matmul.h"
+
+static const kx1_isa dotprod = {"dotprod", quantise_row, matmul, silu_mul};
+const kx1_isa *const kx1_dotprod_isa = &dotprod;
+
+#else
+
 const kx1_isa *const kx1_dotprod_isa = NULL;
+
+#endif

@@ -7,7 +7,8 @@
 #include <immintrin.h>
 
 typedef __m256i lanes;
-enum { LANES = 8, MOST_TOKENS = 4 };
+enum { LANES = 8 };
+#define MOST_TOKENS 4 /* that one load of weights is shared by */
 
 /* vpmaddubsw sums two products in each 16 bits of a lane, saturating: see MOST_COLUMNS in kx1_many.h. */
 #define DOTS_ARE_32_BITS 0
@@ -75,8 +76,36 @@ KX1_INLINE int64_t floor_shift(int64_t value, int32_t shift) {
     return (int64_t)(((uint64_t)value + bias) >> s) - (int64_t)(bias >> s);
 }
 
+/* kx1_to_f32 of four sums, in 64-bit lanes. AVX2 counts no leading zeros: they are shifted out by halves. */
+KX1_INLINE __m256i to_f32_four(__m256i sums, int32_t exponent) {
+    const __m256i zero = _mm256_setzero_si256(), negative = _mm256_cmpgt_epi64(zero, sums);
+    __m256i top = _mm256_sub_epi64(_mm256_xor_si256(sums, negative), negative);
+    __m256i field = _mm256_set1_epi64x(190 + exponent - 1); /* 190 - leading zeros + exponent - 1 */
+    KX1_UNROLL(6)
+    for (int bits = 32; bits > 0; bits >>= 1) {
+        const __m256i is_low = _mm256_cmpeq_epi64(_mm256_srl_epi64(top, _mm_cvtsi32_si128(64 - bits)), zero);
+        top = _mm256_blendv_epi8(top, _mm256_sll_epi64(top, _mm_cvtsi32_si128(bits)), is_low);
+        field = _mm256_sub_epi64(field, _mm256_and_si256(is_low, _mm256_set1_epi64x(bits)));
+    }
+    const __m256i tie = _mm256_and_si256(_mm256_srli_epi64(top, 40), _mm256_set1_epi64x(1));
+    const __m256i half = _mm256_add_epi64(_mm256_set1_epi64x((1ll << 38) - 1), tie);
+    const __m256i rounded = _mm256_srli_epi64(_mm256_add_epi64(_mm256_srli_epi64(top, 1), half), 39);
+    const __m256i f32 = _mm256_add_epi64(_mm256_slli_epi64(field, 23), rounded), most = _mm256_set1_epi64x(0x7f7fffff);
+    const __m256i is_zero = _mm256_or_si256(_mm256_cmpgt_epi64(_mm256_set1_epi64x(0x800000), f32),
+                                            _mm256_cmpeq_epi64(sums, zero));
+    const __m256i magnitude = _mm256_blendv_epi8(f32, most, _mm256_cmpgt_epi64(f32, most));
+    const __m256i sign = _mm256_and_si256(negative, _mm256_set1_epi64x(0x80000000ll));
+    return _mm256_andnot_si256(is_zero, _mm256_or_si256(magnitude, sign));
+}
+
+/* n is a multiple of 8. */
 KX1_INLINE void store_f32_rows(const int64_t *sums, int n, int32_t exponent, float *out) {
-    for (int r = 0; r < n; r++) kx1_store_f32(out + r, kx1_to_f32(sums[r], exponent));
+    const __m256i even_words = _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7);
+    for (int r = 0; r < n; r += 4) {
+        const __m256i bits = to_f32_four(_mm256_loadu_si256((const void *)(sums + r)), exponent);
+        const __m256i packed = _mm256_permutevar8x32_epi32(bits, even_words);
+        _mm_storeu_si128((void *)(out + r), _mm256_castsi256_si128(packed));
+    }
 }
 
 #endif

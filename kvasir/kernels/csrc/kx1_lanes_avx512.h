@@ -7,7 +7,8 @@
 #include <immintrin.h>
 
 typedef __m512i lanes;
-enum { LANES = 16, MOST_TOKENS = 8 };
+enum { LANES = 16 };
+#define MOST_TOKENS 8 /* that one load of weights is shared by */
 
 /* vpdpbusd sums its products in 32 bits; its second operand is signed, its first unsigned. */
 #define DOTS_ARE_32_BITS 1
@@ -78,6 +79,7 @@ KX1_INLINE __m256i to_f32_eight(__m512i sums, int32_t exponent) {
     return _mm512_maskz_cvtepi64_epi32(is_number, _mm512_or_si512(_mm512_min_epi64(bits, most), sign));
 }
 
+/* n is a multiple of 8. */
 KX1_INLINE void store_f32_rows(const int64_t *sums, int n, int32_t exponent, float *out) {
     for (int r = 0; r < n; r += 8)
         _mm256_storeu_si256((void *)(out + r), to_f32_eight(_mm512_loadu_si512(sums + r), exponent));

@@ -35,6 +35,9 @@ KX1_INLINE void scaled_dots(const weight_group *g, const kx1_block *x, const int
     for (int j = 0; j < 64 / sub_block_columns; j++) {
         const int multiplier = type == KX1_Q6_K ? j / 2 : j;
         const lanes scale = lanes_load(g->scale[j]);
+        lanes factor[MOST_TOKENS];
+        KX1_UNROLL(8)
+        for (int t = 0; t < n_tokens; t++) factor[t] = lanes_times_multiplier(scale, x[t].multiplier[multiplier]);
         KX1_UNROLL(2)
         for (int start = 0; start < sub_block_columns; start += step) {
             lanes dot[MOST_TOKENS];
@@ -49,8 +52,7 @@ KX1_INLINE void scaled_dots(const weight_group *g, const kx1_block *x, const int
                 for (int t = 0; t < n_tokens; t++) dot[t] = lanes_dot(dot[t], codes, word_of(x + t, column));
             }
             KX1_UNROLL(8)
-            for (int t = 0; t < n_tokens; t++)
-                s[t] = lanes_add_scaled(s[t], dot[t], lanes_times_multiplier(scale, x[t].multiplier[multiplier]));
+            for (int t = 0; t < n_tokens; t++) s[t] = lanes_add_scaled(s[t], dot[t], factor[t]);
         }
     }
 }
@@ -122,6 +124,34 @@ KX1_INLINE void add_block(const weight_group *g, const kx1_block *x, const int n
     else add_k_block(g, x, n_tokens, type, sums);
 }
 
+/* Tokens in equal shares of MOST_TOKENS at most, with code for each size: a remainder of one would take as long as a
+ * share of four, because nothing hides the latency of its sums. From n_tokens >= 3, no share is smaller than 3, or than
+ * 2 where MOST_TOKENS is 4. */
+KX1_INLINE void add_tokens(const weight_group *g, const kx1_block *x, int64_t n_tokens, const int type, int64_t *sums) {
+    const int64_t n_shares = (n_tokens + MOST_TOKENS - 1) / MOST_TOKENS;
+    int64_t t = 0;
+    for (int64_t i = 1; i <= n_shares; i++) {
+        const int64_t stop = n_tokens * i / n_shares;
+        const kx1_block *const xt = x + t;
+        int64_t *const sum = sums + t * LANES;
+        switch (stop - t) {
+#if MOST_TOKENS == 4
+        case 2: add_block(g, xt, 2, type, sum); break;
+        case 3: add_block(g, xt, 3, type, sum); break;
+        default: add_block(g, xt, 4, type, sum); break;
+#else
+        case 3: add_block(g, xt, 3, type, sum); break;
+        case 4: add_block(g, xt, 4, type, sum); break;
+        case 5: add_block(g, xt, 5, type, sum); break;
+        case 6: add_block(g, xt, 6, type, sum); break;
+        case 7: add_block(g, xt, 7, type, sum); break;
+        default: add_block(g, xt, 8, type, sum); break;
+#endif
+        }
+        t = stop;
+    }
+}
+
 /* Bring the weights of the first group near, strictly forwards: the unpacking reads LANES rows side by side. */
 KX1_INLINE void read_forwards(const uint8_t *p, int64_t bytes) {
     for (int64_t i = 0; i < bytes; i += 64) (void)*(const volatile uint8_t *)(p + i);
@@ -145,18 +175,7 @@ KX1_INLINE void many_chunk(const int type, const int64_t block_bytes, const uint
             const uint8_t *next = weights + (r + LANES) * row_bytes + b * LANES * block_bytes;
             for (int64_t i = 0; i < LANES * block_bytes && !is_last; i += 64) __builtin_prefetch(next + i, 0, 2);
             unpack_group(type, w, row_bytes, ew, &g);
-            int64_t t = 0;
-            for (; t + MOST_TOKENS <= n_tokens; t += MOST_TOKENS)
-                add_block(&g, xb + t, MOST_TOKENS, type, sums + t * LANES);
-            if (MOST_TOKENS == 8 && t + 4 <= n_tokens) {
-                add_block(&g, xb + t, 4, type, sums + t * LANES);
-                t += 4;
-            }
-            if (t + 2 <= n_tokens) {
-                add_block(&g, xb + t, 2, type, sums + t * LANES);
-                t += 2;
-            }
-            if (t < n_tokens) add_block(&g, xb + t, 1, type, sums + t * LANES);
+            add_tokens(&g, xb, n_tokens, type, sums);
         }
         for (int64_t t = 0; t < n_tokens; t++)
             store_f32_rows(sums + t * LANES, LANES, kx1_output_exponent(ew, kt[t]), out + t * ld_out + r);
@@ -166,16 +185,19 @@ KX1_INLINE void many_chunk(const int type, const int64_t block_bytes, const uint
 #define MANY_ROWS(name, type, block_bytes)                                                                             \
     static void name(const uint8_t *weights, int64_t row_start, int64_t row_stop, int64_t n_blocks, int32_t ew,        \
                      const kx1_block *x, const int32_t *kt, int64_t n, float *out, int64_t ld_out) {                   \
-        for (int64_t t = 0; t < n; t += TOKENS_IN_CHUNK)                                                               \
-            many_chunk(type, block_bytes, weights, row_start, row_stop, n_blocks, ew, x + t, kt + t, n,                \
-                       n - t < TOKENS_IN_CHUNK ? n - t : TOKENS_IN_CHUNK, out + t * ld_out, ld_out);                   \
+        const int64_t n_chunks = (n + TOKENS_IN_CHUNK - 1) / TOKENS_IN_CHUNK; /* equal ones: none is too small */      \
+        for (int64_t i = 0; i < n_chunks; i++) {                                                                       \
+            const int64_t t = n * i / n_chunks, stop = n * (i + 1) / n_chunks;                                         \
+            many_chunk(type, block_bytes, weights, row_start, row_stop, n_blocks, ew, x + t, kt + t, n, stop - t,      \
+                       out + t * ld_out, ld_out);                                                                      \
+        }                                                                                                              \
     }
 MANY_ROWS(many_q4, KX1_Q4_K, 144)
 MANY_ROWS(many_q5, KX1_Q5_K, 176)
 MANY_ROWS(many_q6, KX1_Q6_K, 210)
 MANY_ROWS(many_q8, KX1_Q8_0, 272)
 
-/* row_stop - row_start is a multiple of LANES. */
+/* row_stop - row_start is a multiple of LANES, n is 3 or more. */
 KX1_INLINE void many_matmul(int type, const uint8_t *weights, int64_t row_start, int64_t row_stop, int64_t n_blocks,
                             int32_t ew, const kx1_block *x, const int32_t *kt, int64_t n, float *out, int64_t ld_out) {
     if (row_start >= row_stop) return;
