@@ -66,19 +66,20 @@ class TcpEdge:
         there is no worker at the address or it does not speak this protocol.
         """
         edge = cls(hello, f"{host}:{port}", keep_alive or KeepAlive())
+        is_open = False
         try:
             async with asyncio.timeout(deadline_s):
                 await edge._loop.create_connection(lambda: edge._link, host, port)
                 edge._link.send(hello, PROTOCOL_LIMITS)
                 await edge._welcomed
+                is_open = True
         except TimeoutError as error:
-            edge._fail(EdgeError("no welcome before the deadline"))
             raise EdgeTimeout(f"worker {edge._address}: no welcome within {deadline_s} s") from error
         except OSError as error:
             raise EdgeError(f"worker {edge._address} cannot be reached: {error}") from error
-        except BaseException:
-            edge._fail(EdgeError("the handshake was given up"))
-            raise
+        finally:
+            if not is_open:
+                edge._fail(EdgeError("the handshake was given up"))
         edge._look_at_clock()
         return edge
 
@@ -168,7 +169,8 @@ class TcpEdge:
                 self._handle(frame)
             else:
                 welcome = checked_welcome(frame, self._hello, self._address)
-                self._budget = InflightBudget(welcome.limits.max_inflight_bytes)
+                most = min(self._hello.limits.max_inflight_bytes, welcome.limits.max_inflight_bytes)
+                self._budget = InflightBudget(most)
                 self._welcomed.set_result(welcome)
         except EdgeError as error:
             self._fail(error)
@@ -182,7 +184,7 @@ class TcpEdge:
 
     def link_closed(self, reason: str) -> None:
         """Fail what is in flight; nothing can come any more."""
-        self._fail(EdgeError(f"worker {self._address}: {reason}"))
+        self._fail(EdgeError(f"worker {self._address}: {self._goaway or reason}"))
         self._gone.set()
 
     def _handle(self, frame: Frame) -> None:

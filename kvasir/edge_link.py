@@ -128,6 +128,8 @@ class TcpLink(asyncio.BufferedProtocol):
         raw = self._transport.get_extra_info("socket")
         if raw is not None:
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self._close_reason:  # given up before it was open
+            self._transport.abort()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Where the transport reads to; the size is ours, whatever `sizehint` says."""

@@ -178,7 +178,7 @@ def _check_sum(header: Header, said: int, is_: int) -> None:
 
 
 def _view(array: npt.NDArray[np.generic]) -> memoryview:
-    return np.ascontiguousarray(array).data.cast("B")
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def _dispatch_parts(frame: Dispatch) -> tuple[Header, list[Buffer]]:

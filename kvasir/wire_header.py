@@ -69,7 +69,7 @@ class Limits:
     max_payload_bytes: int = MAX_PAYLOAD_BYTES
     max_rows: int = MAX_ROWS
     max_pairs: int = MAX_PAIRS
-    max_inflight_bytes: int = 4 * MAX_PAYLOAD_BYTES
+    max_inflight_bytes: int = 8 * MAX_PAYLOAD_BYTES
 
     def __post_init__(self) -> None:
         for name, value, most in (

@@ -128,8 +128,8 @@ def compute_batch(loaded: LoadedExperts, batch: Sequence[Job]) -> list[Result | 
     if len(batch) > 1:
         try:
             return _answers_together(loaded, batch)
-        except KernelError:
-            pass  # one of them is bad: each alone, so that only that one pays
+        except Exception as error:  # one of them is bad: each alone, so that only that one pays
+            log.debug("%d jobs of layer %d failed together: %s", len(batch), loaded.layer, error)
     return [_answer_alone(loaded, job) for job in batch]
 
 

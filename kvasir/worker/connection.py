@@ -101,7 +101,7 @@ class Connection:
             frame_began=link.frame_began,
             last_sent=link.last_sent,
             has_unsent=link.queued_bytes > 0,
-            owes=self._owed_bytes > 0 or bool(self._backlog),
+            owes=self._owed_bytes > 0 and not self._together,
         )
 
     def end(self, reason: str) -> None:

@@ -21,7 +21,7 @@ class Moments:
     frame_began: float | None  # of a frame that is not complete
     last_sent: float
     has_unsent: bool
-    owes: bool  # this worker has yet to compute an answer
+    owes: bool  # answers are being computed, or wait for their turn
 
 
 def overdue(now: float, moments: Moments, deadlines: Deadlines) -> str | None:

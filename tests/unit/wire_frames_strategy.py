@@ -1,0 +1,103 @@
+"""Hypothesis strategies for frames of every kind, used by the tests of the codec."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import strategies as st
+
+from kvasir.experts import ExpertRange
+from kvasir.kernels.api import RowFormat
+from kvasir.wire_frames import (
+    Dispatch,
+    Fault,
+    FaultCode,
+    Frame,
+    Goaway,
+    Hello,
+    Pause,
+    Ping,
+    Pong,
+    Refuse,
+    RefuseCode,
+    ReplyType,
+    Result,
+    Role,
+    Welcome,
+    has_controls,
+)
+from kvasir.wire_header import Limits, encoded_row_bytes
+
+U32 = st.integers(0, 2**32 - 1)
+NUMBER = st.integers(1, 2**32 - 1)
+TEXT = st.text(max_size=60).filter(lambda text: not has_controls(text))
+FINGERPRINT = st.binary(min_size=32, max_size=32).map(bytes.hex)
+LIMITS = st.builds(
+    Limits, st.integers(1, 2**23), st.integers(1, 8192), st.integers(1, 65_536), st.integers(1, 2**32 - 1)
+)
+
+
+@st.composite
+def ranges(draw: st.DrawFn) -> tuple[ExpertRange, ...]:
+    """Ascending ranges that do not overlap."""
+    found, layer, start = list[ExpertRange](), draw(st.integers(0, 1000)), 0
+    for _ in range(draw(st.integers(0, 5))):
+        if draw(st.booleans()):
+            layer, start = layer + draw(st.integers(1, 9)), 0
+        first = start + draw(st.integers(0, 9))
+        start = first + draw(st.integers(1, 99))
+        found.append(ExpertRange(layer, first, start))
+    return tuple(found)
+
+
+@st.composite
+def dispatches(draw: st.DrawFn) -> Dispatch:
+    """Small dispatches in both row formats, with any bits in rows and pairs."""
+    row_format = draw(st.sampled_from(RowFormat))
+    d_model = draw(st.integers(1, 20)) if row_format is RowFormat.F32 else 256 * draw(st.integers(1, 2))
+    n_rows, n_pairs = draw(st.integers(1, 4)), draw(st.integers(1, 6))
+    random = np.random.default_rng(draw(U32))
+    return Dispatch(
+        draw(NUMBER),
+        draw(U32),
+        row_format,
+        d_model,
+        random.integers(0, 256, (n_rows, encoded_row_bytes(row_format, d_model)), np.uint8),
+        random.integers(-(2**31), 2**31, n_pairs).astype(np.int32),
+        random.integers(-(2**31), 2**31, n_pairs).astype(np.int32),
+        draw(st.sampled_from(ReplyType)),
+        draw(st.booleans()),
+    )
+
+
+@st.composite
+def results(draw: st.DrawFn) -> Result:
+    """Small results in both types, with any bits."""
+    dtype = draw(st.sampled_from([np.float32, np.float16]))
+    shape = draw(st.integers(1, 5)), draw(st.integers(1, 9))
+    random = np.random.default_rng(draw(U32))
+    outputs = np.frombuffer(random.bytes(shape[0] * shape[1] * np.dtype(dtype).itemsize), dtype).reshape(shape)
+    return Result(draw(NUMBER), draw(U32), outputs)
+
+
+FRAMES: st.SearchStrategy[Frame] = st.one_of(
+    st.builds(Hello, st.sampled_from(Role), FINGERPRINT, FINGERPRINT, TEXT, LIMITS, TEXT, TEXT),
+    st.builds(
+        Welcome,
+        FINGERPRINT,
+        FINGERPRINT,
+        TEXT,
+        st.sampled_from(RowFormat),
+        st.integers(1, 65_536),
+        ranges(),
+        LIMITS,
+        TEXT,
+    ),
+    st.builds(Refuse, st.sampled_from(RefuseCode), TEXT),
+    st.builds(Fault, U32, st.sampled_from(FaultCode), TEXT),
+    st.builds(Pause, U32),
+    st.builds(Goaway, TEXT),
+    st.builds(Ping, U32),
+    st.builds(Pong, U32),
+    dispatches(),
+    results(),
+)
