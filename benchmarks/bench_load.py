@@ -1,8 +1,8 @@
 """How fast a model of the 122B shape opens and is cut, and what memory a worker of 64 of its experts takes.
 
 `python -m benchmarks.bench_load [--json] [--quick]`. The model is a sparse file of its true size (78 GB, of which
-0.4 GB is stored), made in a temporary folder. Opening means index, model card and fingerprint. Times are wall times with
-the header in the page cache; cutting includes fsync. References in the same run: gguf-py's reader, and
+0.4 GB is stored), made in a temporary folder. Opening means index, model card and fingerprint. Times are wall times
+with the header in the page cache; cutting includes fsync. References in the same run: gguf-py's reader, and
 `shutil.copyfile` with fsync of the same slice.
 """
 

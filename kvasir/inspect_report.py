@@ -36,18 +36,7 @@ def model_values(card: ModelCard, n_parts: int, budgets: Sequence[int]) -> dict[
         "routed_bytes": card.routed_bytes,
         "mtp_bytes": card.mtp_bytes,
         "worker_overhead_bytes": WORKER_OVERHEAD_BYTES,
-        "layers": [
-            {
-                "layer": layer.layer,
-                "gate": layer.gate_type.name,
-                "up": layer.up_type.name,
-                "down": layer.down_type.name,
-                "expert_bytes": layer.expert_bytes,
-                "is_fused": layer.is_fused,
-                "has_bias": layer.has_bias,
-            }
-            for layer in card.layers
-        ],
+        "layers": [_layer_values(layer) for layer in card.layers],
         "budgets": [
             {
                 "bytes": budget,
@@ -56,6 +45,18 @@ def model_values(card: ModelCard, n_parts: int, budgets: Sequence[int]) -> dict[
             }
             for budget in budgets
         ],
+    }
+
+
+def _layer_values(layer: MoeLayer) -> dict[str, object]:
+    return {
+        "layer": layer.layer,
+        "gate": layer.gate_type.name,
+        "up": layer.up_type.name,
+        "down": layer.down_type.name,
+        "expert_bytes": layer.expert_bytes,
+        "is_fused": layer.is_fused,
+        "has_bias": layer.has_bias,
     }
 
 

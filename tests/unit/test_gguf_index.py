@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvasir.errors import GGUFError, UnsupportedModelError
-from kvasir.gguf_header import read_header
+from kvasir.gguf_encoder import HeaderValue, encode_header
+from kvasir.gguf_header import TensorInfo, read_header
 from kvasir.gguf_index import GGUFIndex
 from tests.unit.moe_files import CLEAR_ERRORS, ModelSpec, read_everything, write_model
 
@@ -190,6 +191,15 @@ def test_swapped_parts_and_parts_of_other_models_are_refused(tmp_path: Path) -> 
     parts[1].write_bytes(others[1].read_bytes())
     with pytest.raises(GGUFError, match=r"in an earlier part too|split\.tensors\.count"):
         GGUFIndex.open(parts[0])
+
+
+def test_tensors_that_the_split_set_should_have_are_counted(tmp_path: Path) -> None:
+    for number in range(2):
+        counts: dict[str, HeaderValue] = {"split.no": number, "split.count": 2, "split.tensors.count": 3}
+        info = TensorInfo(f"t{number}", (8,), QuantType.F32, 0, 0, 32)
+        (tmp_path / f"m-0000{number + 1}-of-00002.gguf").write_bytes(encode_header(counts, [info]) + bytes(32))
+    with pytest.raises(GGUFError, match=r"split\.tensors\.count is 3, but the 2 parts hold 2 tensors"):
+        GGUFIndex.open(tmp_path / "m-00002-of-00002.gguf")
 
 
 # ---- files that changed, are none, or are hostile ----------------------------------------------------------------

@@ -13,7 +13,8 @@ from gguf import GGMLQuantizationType as QuantType
 
 from kvasir.budget import WORKER_OVERHEAD_BYTES, experts_for_budget, whole_layers_for_budget
 from kvasir.errors import ConfigError, GGUFError, SliceError, UnsupportedModelError
-from kvasir.gguf_index import GGUFIndex
+from kvasir.gguf_encoder import encode_header
+from kvasir.gguf_index import GGUFIndex, TensorInfo
 from kvasir.model_card import ENGINE_ARCHITECTURES, ModelCard
 from kvasir.model_fingerprint import SAMPLE_BYTES, SAMPLE_COUNT, fingerprint_of
 from tests.unit.moe_files import ModelSpec, write_model
@@ -163,6 +164,23 @@ def test_different_content_has_a_different_fingerprint(tmp_path: Path) -> None:
     for number, (case, spec) in enumerate(OTHERS.items()):
         prints[case] = card_of(write_model(tmp_path / f"{number}.gguf", spec)).fingerprint
     assert len(set(prints.values())) == len(prints)
+
+
+def test_the_tensor_table_counts_even_where_the_bytes_are_equal(tmp_path: Path) -> None:
+    tables = {
+        "before": ("t", (2, 8), QuantType.F32),
+        "name": ("u", (2, 8), QuantType.F32),
+        "shape": ("t", (8, 2), QuantType.F32),
+        "dimensions": ("t", (16,), QuantType.F32),
+        "type": ("t", (4, 8), QuantType.F16),
+    }
+    prints = set()
+    for case, (name, shape, quant_type) in tables.items():
+        info = TensorInfo(name, shape, quant_type, 0, 0, 64)
+        (tmp_path / case).write_bytes(encode_header({"general.architecture": "x"}, [info]) + bytes(64))
+        with GGUFIndex.open(tmp_path / case) as index:
+            prints.add(fingerprint_of(index))
+    assert len(prints) == len(tables)
 
 
 @pytest.fixture

@@ -31,7 +31,8 @@ LAYOUTS = {
     "fused, biases": ModelSpec(is_fused=True, has_bias=True),
     "split": ModelSpec(tensors_per_part=2),
     "dense first, MTP last": ModelSpec(n_layer=4, n_mtp_layer=1, dense_layers=(0,)),
-    "odd sizes": ModelSpec(d_model=96, d_ff=32, gate_type=QuantType.Q4_0, down_types=(QuantType.Q5_0,)),
+    "unaligned": ModelSpec(d_model=5, d_ff=3, gate_type=QuantType.F32, down_types=(QuantType.F32,), has_bias=True),
+    "odd types": ModelSpec(d_model=96, d_ff=32, gate_type=QuantType.Q4_0, down_types=(QuantType.Q5_0,)),
 }
 RANGES = "1:0-2,2:5-6,1:4-5,1:1-3,2:0-1"
 HELD = {1: [0, 1, 2, 4], 2: [0, 5]}
