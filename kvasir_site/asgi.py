@@ -1,11 +1,19 @@
-"""ASGI entry point for Daphne."""
+"""ASGI entry point: the relay's sockets and Django's pages in one Daphne. Start it with `manage.py serve`."""
 
 from __future__ import annotations
 
 import os
 
+from channels.routing import ProtocolTypeRouter, URLRouter
 from django.core.asgi import get_asgi_application
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "kvasir_site.settings")
 
-application = get_asgi_application()
+pages = get_asgi_application()  # sets Django up: what follows may import models
+
+from django.urls import path  # noqa: E402
+
+from relay.site import service  # noqa: E402
+
+sockets = URLRouter([path("relay", service.application)])
+application = ProtocolTypeRouter({"http": pages, "websocket": sockets})

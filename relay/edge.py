@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from kvasir.errors import WireError
 from kvasir.wire_header import HEADER, HEADER_BYTES, MAGIC, VERSION, Buffer, Kind
 
 VALUE_BYTES = 4  # an f16 answer may have to go as f32
-MAX_NOTICES = 64  # pauses and the like that a worker may send beyond the answers it has given
+PAIR_BYTES = 8  # in a dispatch; not counted as under way, as over TCP
+MAX_NOTICES = 64  # pauses and the like that a side may send beyond the answers that were given
 
 _MAY_REACH_WORKER = frozenset({Kind.DISPATCH, Kind.GOAWAY, Kind.FAULT})
 _NOTICES = frozenset({Kind.PAUSE, Kind.GOAWAY})
@@ -33,9 +35,8 @@ class Passage(Enum):
     LAST = 2  # forwarded, and the edge ends with it
 
 
-@dataclass(frozen=True, slots=True)
-class FrameFacts:
-    """What the relay reads of a frame: a few fields of its header."""
+class FrameFacts(NamedTuple):
+    """What the relay reads of a frame: a few fields of its header. A tuple, because each frame makes one."""
 
     kind: int
     request: int
@@ -103,6 +104,8 @@ class EdgeLedger:
                 return Passage.BUSY
         elif facts.kind == Kind.FAULT:
             passage = Passage.LAST
+        else:
+            self._take_notice("backbone")
         self.traffic.frames_to_worker += 1
         self.traffic.bytes_to_worker += HEADER_BYTES + facts.payload_bytes
         return passage
@@ -118,20 +121,23 @@ class EdgeLedger:
             self.is_bridged = facts.kind == Kind.WELCOME
             passage = Passage.FORWARD if self.is_bridged else Passage.LAST
         elif facts.kind in _NOTICES and self.is_bridged:
-            self._notices_left -= 1
-            if self._notices_left < 0:
-                raise EdgeBrokenError(f"the worker sent more than {MAX_NOTICES} notices that nobody asked for")
+            self._take_notice("worker")
         else:
             raise EdgeBrokenError(f"the worker sent {_shown(facts.kind)}, which is not its turn")
         self.traffic.frames_to_backbone += 1
         self.traffic.bytes_to_backbone += HEADER_BYTES + facts.payload_bytes
         return passage
 
+    def _take_notice(self, sender: str) -> None:
+        self._notices_left -= 1
+        if self._notices_left < 0:
+            raise EdgeBrokenError(f"the {sender} sent one notice too many: {MAX_NOTICES} may come without answers")
+
     def _owe(self, facts: FrameFacts) -> bool:
         if facts.request == 0 or facts.request in self._owed:
             raise EdgeBrokenError(f"the backbone used request number {facts.request}, which is 0 or still unanswered")
         reply_bytes = facts.n_pairs * facts.d_model * VALUE_BYTES
-        cost = facts.payload_bytes + reply_bytes
+        cost = max(facts.payload_bytes - facts.n_pairs * PAIR_BYTES, 0) + reply_bytes
         if self._owed and self._used_bytes + cost > self._credit_bytes:
             return False
         self._owed[facts.request] = (cost, reply_bytes)

@@ -1,0 +1,108 @@
+"""Which relay processes there are: their addresses by id, with an expiry.
+
+Relays announce themselves, backbones dial all that are listed. With one relay process the directory is a constant;
+with several it lives in Redis, whose client the caller injects. It never holds tokens or anything of workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from kvasir.errors import ConfigError
+
+EXPIRY_S = 15.0
+REFRESH_EVERY_S = 5.0
+INDEX_KEY = "relays"
+_ENTRY_KEY = "relay:{}"
+
+
+class AsyncRedis(Protocol):
+    """The few commands that are used, as `redis.asyncio.Redis` has them."""
+
+    async def set(self, name: str, value: str, *, px: int) -> Any: ...
+    async def mget(self, keys: list[str]) -> list[bytes | str | None]: ...
+    async def delete(self, *names: str) -> Any: ...
+    async def sadd(self, name: str, *values: str) -> Any: ...
+    async def srem(self, name: str, *values: str) -> Any: ...
+    async def smembers(self, name: str) -> set[bytes | str]: ...
+
+
+class RelayDirectory(Protocol):
+    """What relays and backbones need of a directory."""
+
+    async def announce(self, relay_id: str, url: str) -> None:
+        """State an address for the next `EXPIRY_S` seconds."""
+        ...
+
+    async def withdraw(self, relay_id: str) -> None:
+        """Take it out at once."""
+        ...
+
+    async def listed(self) -> Mapping[str, str]:
+        """All addresses that have not expired, by relay id."""
+        ...
+
+
+class FixedDirectory:
+    """A directory that is known from the start, or kept within one process."""
+
+    def __init__(self, urls: Mapping[str, str] | None = None) -> None:
+        self._urls = {relay_id: checked_url(url) for relay_id, url in (urls or {}).items()}
+
+    async def announce(self, relay_id: str, url: str) -> None:
+        """Add an address; it does not expire."""
+        self._urls[relay_id] = url
+
+    async def withdraw(self, relay_id: str) -> None:
+        """Take an address out."""
+        self._urls.pop(relay_id, None)
+
+    async def listed(self) -> Mapping[str, str]:
+        """All addresses by relay id."""
+        return dict(self._urls)
+
+
+class RedisDirectory:
+    """One key `relay:<id>` with expiry for each relay, and a set of the ids. Errors of the client rise."""
+
+    def __init__(self, client: AsyncRedis, expiry_s: float = EXPIRY_S) -> None:
+        self._client = client
+        self._expiry_ms = int(expiry_s * 1000)
+
+    async def announce(self, relay_id: str, url: str) -> None:
+        """State an address until the expiry."""
+        await self._client.set(_ENTRY_KEY.format(relay_id), url, px=self._expiry_ms)
+        await self._client.sadd(INDEX_KEY, relay_id)
+
+    async def withdraw(self, relay_id: str) -> None:
+        """Take an address out."""
+        await self._client.delete(_ENTRY_KEY.format(relay_id))
+        await self._client.srem(INDEX_KEY, relay_id)
+
+    async def listed(self) -> Mapping[str, str]:
+        """All addresses by relay id; ids whose key has expired are forgotten."""
+        ids = sorted(_text(member) for member in await self._client.smembers(INDEX_KEY))
+        if not ids:
+            return {}
+        urls = await self._client.mget([_ENTRY_KEY.format(relay_id) for relay_id in ids])
+        found = {relay_id: _text(url) for relay_id, url in zip(ids, urls, strict=True) if url is not None}
+        gone = [relay_id for relay_id in ids if relay_id not in found]
+        if gone:
+            await self._client.srem(INDEX_KEY, *gone)
+        return found
+
+
+def checked_url(url: str) -> str:
+    """The address of a relay. Raises ConfigError unless it is ws:// or wss:// with a host and without secrets."""
+    parts = urlsplit(url)
+    if parts.scheme not in {"ws", "wss"} or not parts.hostname:
+        raise ConfigError(f"relay address {url!r} is not a WebSocket URL such as wss://relay.example.org/relay")
+    if parts.username or parts.password or parts.query or parts.fragment:
+        raise ConfigError("a relay address holds no user, password, query or fragment: tokens travel in the hello")
+    return url
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value

@@ -1,0 +1,169 @@
+"""The relay's ASGI application: one coroutine a socket, from the first message to the last.
+
+Mounted at /relay beside Django. It accepts, judges the opening within a deadline, joins the hub and hands over
+messages; a plain coroutine, because a Channels consumer costs several times the CPU per message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from kvasir import __version__
+from kvasir.errors import WireError, WireVersionError
+from kvasir.relay_records import MAX_MESSAGE_BYTES, RELAY_EDGE, read_opening, record
+from kvasir.wire_frames import Hello, Refuse, RefuseCode, Role, clipped
+from kvasir.wire_header import Limits
+from market.tokens import TokenHolder, TokenRefusedError, TokenScope
+from relay.hub import POLICY_VIOLATION, Hub
+from relay.outbox import Outbox
+from relay.station import Station
+
+HELLO_DEADLINE_S = 5.0
+MAX_STRANGERS = 256  # sockets that have not shown a token yet
+SCOPES = {Role.BACKBONE: TokenScope.BACKBONE, Role.WORKER: TokenScope.WORKER}
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+CheckToken = Callable[[str, TokenScope], Awaitable[TokenHolder]]
+
+log = logging.getLogger(__name__)
+
+
+class SocketGoneError(Exception):
+    """The other side closed the socket, or the network did."""
+
+
+class RelayApplication:
+    """Serves /relay. One per process; its hub lives as long."""
+
+    def __init__(self, hub: Hub, check_token: CheckToken, *, hello_deadline_s: float = HELLO_DEADLINE_S) -> None:
+        self.hub = hub
+        self._check_token = check_token
+        self._hello_deadline_s = hello_deadline_s
+        self._n_strangers = 0
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Serve one socket until it is closed."""
+        if scope["type"] != "websocket":
+            raise ValueError(f"the relay serves WebSockets, not {scope['type']!r}")
+        await receive()  # websocket.connect
+        await send({"type": "websocket.accept"})
+        socket = _Socket(scope, receive, send)
+        try:
+            station = await self._welcome(socket)
+            if station is not None:
+                await self._serve(station, socket)
+        except SocketGoneError:
+            log.debug("a socket closed before its hello")
+
+    async def _welcome(self, socket: _Socket) -> Station | None:
+        """The station of a socket whose opening is good; otherwise the socket is closed with the reason."""
+        self._n_strangers += 1
+        try:
+            if self._n_strangers > MAX_STRANGERS:
+                return await socket.refuse(Refuse(RefuseCode.FULL, f"{MAX_STRANGERS} sockets have yet to say hello"))
+            async with asyncio.timeout(self._hello_deadline_s):
+                hello = read_opening(await socket.receive_bytes())
+                holder = await self._check_token(hello.token, SCOPES[hello.role])
+        except TimeoutError:
+            refusal = Refuse(RefuseCode.DEADLINE, f"no hello within {self._hello_deadline_s:g} s")
+        except WireVersionError as error:
+            refusal = Refuse(RefuseCode.VERSION, clipped(str(error)))
+        except WireError as error:
+            refusal = Refuse(RefuseCode.MALFORMED, clipped(str(error)))
+        except TokenRefusedError as error:
+            refusal = Refuse(RefuseCode.TOKEN, clipped(str(error)))
+        else:
+            return await self._join(socket, hello, holder)
+        finally:
+            self._n_strangers -= 1
+        return await socket.refuse(refusal)
+
+    async def _join(self, socket: _Socket, hello: Hello, holder: TokenHolder) -> Station | None:
+        outbox = Outbox(socket.send_bytes, asyncio.get_running_loop().time)
+        name = f"{hello.role.name.lower()} {holder.name!r} ({holder.public_id})"
+        station = Station(hello, holder.public_id, name, outbox, socket.close)
+        refusal = self.hub.refusal(station)
+        if refusal is not None:
+            return await socket.refuse(refusal)
+        socket.accept_large_messages()
+        limits = Limits(max_inflight_bytes=self.hub.limits.credit_bytes)
+        answer = Hello(
+            hello.role,
+            hello.model_fingerprint,
+            hello.kernel_fingerprint,
+            hello.kernel,
+            limits,
+            f"kvasir-relay {__version__} {self.hub.relay_id}",
+        )
+        station.tell(RELAY_EDGE, answer)
+        return station
+
+    async def _serve(self, station: Station, socket: _Socket) -> None:
+        sender = asyncio.get_running_loop().create_task(station.outbox.run())
+        log.info("%s joined", station.name)
+        self.hub.join(station)
+        mood = "the relay stopped"
+        try:
+            while True:
+                message = await socket.receive_bytes()
+                if not station.is_closing:
+                    await self._route(station, message)
+        except SocketGoneError as error:
+            mood = station.close_reason or str(error)
+        finally:
+            self.hub.leave(station, mood)
+            sender.cancel()
+            log.info("%s left: %s", station.name, mood)
+            if station.closing is not None:
+                await asyncio.gather(station.closing, return_exceptions=True)
+
+    async def _route(self, station: Station, message: bytes) -> None:
+        try:
+            await self.hub.route(station, message)
+        except WireError as error:
+            self.hub.dismiss(station, Refuse(RefuseCode.MALFORMED, clipped(str(error))))
+
+
+class _Socket:
+    """Messages of one accepted socket, without ASGI's envelopes."""
+
+    def __init__(self, scope: Message, receive: Receive, send: Send) -> None:
+        self._receive = receive
+        self._send = send
+        self._controls = scope.get("extensions", {}).get("kvasir.socket", {})
+
+    async def receive_bytes(self) -> bytes:
+        """The next message. Raises SocketGoneError at the end; a text message is a WireError."""
+        message = await self._receive()
+        if message["type"] == "websocket.disconnect":
+            code, reason = message.get("code", 1006), message.get("reason") or ""
+            raise SocketGoneError(f"socket closed ({code}{': ' if reason else ''}{reason})")
+        data = message.get("bytes")
+        if data is None:
+            raise WireError("a text message: frames travel as binary messages")
+        return bytes(data)
+
+    async def send_bytes(self, data: bytes) -> None:
+        """Send one message; returns when the socket can take the next."""
+        await self._send({"type": "websocket.send", "bytes": data})
+
+    async def close(self, code: int, reason: str) -> None:
+        """Close with a reason that the other side can read."""
+        await self._send({"type": "websocket.close", "code": code, "reason": reason})
+
+    async def refuse(self, refusal: Refuse) -> None:
+        """Say why, and close."""
+        log.info("refused (%s): %s", refusal.code.name, refusal.message)
+        await self.send_bytes(record(RELAY_EDGE, refusal))
+        await self.close(POLICY_VIOLATION, refusal.message)
+
+    def accept_large_messages(self) -> None:
+        """Let the server take messages of full size from now on."""
+        accept = self._controls.get("accept_messages_up_to")
+        if accept is not None:
+            accept(MAX_MESSAGE_BYTES)

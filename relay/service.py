@@ -1,0 +1,116 @@
+"""One relay process: hub, application, chores in the background, and an orderly stop.
+
+`kvasir_site.asgi` mounts its application and `serving` starts and stops it. Chores: announce this relay in the
+directory, write usage records, end sockets whose token counts no more or whose other end does not read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+
+from kvasir.relay_directory import REFRESH_EVERY_S, FixedDirectory, RelayDirectory, checked_url
+from kvasir.wire_frames import Refuse, RefuseCode, clipped
+from market import tokens
+from relay.application import RelayApplication
+from relay.hub import Hub, HubLimits
+from relay.sql_thread import SqlThread
+from relay.usage import UsageBook, write_usage
+
+DRAIN_DEADLINE_S = 10.0  # from the goodbye until sockets are closed, answered or not
+LOOK_EVERY_S = 0.05  # while draining
+
+log = logging.getLogger(__name__)
+
+
+class RelayService:
+    """Made once in a process. `start` and `stop` on the event loop that serves the sockets."""
+
+    def __init__(
+        self,
+        *,
+        relay_id: str = "",
+        url: str = "",
+        directory: RelayDirectory | None = None,
+        limits: HubLimits | None = None,
+    ) -> None:
+        self.relay_id = relay_id or secrets.token_hex(4)
+        self._url = checked_url(url) if url else ""
+        self._directory = directory or FixedDirectory()
+        self._usage = UsageBook()
+        self._sql = SqlThread()
+        self._chores: asyncio.Task[None] | None = None
+        self.hub = Hub(self.relay_id, self._usage.add, time.monotonic, limits or HubLimits())
+        self.application = RelayApplication(self.hub, self._check_token)
+
+    def start(self) -> None:
+        """Begin the chores."""
+        warn_without_unmasking()
+        self._chores = asyncio.get_running_loop().create_task(self._do_chores())
+        log.info("relay %s serves%s", self.relay_id, f" as {self._url}" if self._url else "")
+
+    async def stop(self, reason: str = "planned stop") -> None:
+        """Say goodbye, let what is under way be answered (within a deadline), close every socket."""
+        self.hub.announce_stop(reason)
+        if self._chores is not None:
+            self._chores.cancel()
+        if self._url:
+            await self._try("leaving the directory", lambda: self._directory.withdraw(self.relay_id))
+        await self._until(lambda: self.hub.n_owed == 0, DRAIN_DEADLINE_S)
+        self.hub.close_all(reason)
+        await self._until(lambda: not self.hub.stations, DRAIN_DEADLINE_S)
+        await self._write_usage()
+        self._sql.close()
+
+    async def _check_token(self, text: str, scope: tokens.TokenScope) -> tokens.TokenHolder:
+        return await self._sql.call(tokens.check, text, scope)
+
+    async def _do_chores(self) -> None:
+        while True:
+            if self._url:
+                await self._try("announcing", lambda: self._directory.announce(self.relay_id, self._url))
+            self.hub.close_stalled()
+            await self._try("checking tokens", self._end_tokens)
+            await self._write_usage()
+            await asyncio.sleep(REFRESH_EVERY_S)
+
+    async def _end_tokens(self) -> None:
+        in_use = {station.token_id for station in self.hub.stations}
+        reasons = await self._sql.call(tokens.ended, in_use) if in_use else {}
+        for station in self.hub.stations:
+            reason = reasons.get(station.token_id)
+            if reason is not None and not station.is_closing:
+                self.hub.dismiss(station, Refuse(RefuseCode.TOKEN, clipped(f"token {station.token_id}: {reason}")))
+
+    async def _write_usage(self) -> None:
+        records = self._usage.take()
+        if records and not await self._try("writing usage", lambda: self._sql.call(write_usage, records)):
+            self._usage.put_back(records)
+
+    async def _try(self, what: str, work: Callable[[], Awaitable[None]]) -> bool:
+        """Do a chore; one that fails is logged and tried again later, and disturbs no socket."""
+        try:
+            await work()
+        except Exception:
+            log.warning("%s failed, it is tried again in %g s", what, REFRESH_EVERY_S, exc_info=True)
+            return False
+        return True
+
+    async def _until(self, is_done: Callable[[], bool], deadline_s: float) -> None:
+        deadline = time.monotonic() + deadline_s
+        while not is_done() and time.monotonic() < deadline:
+            await asyncio.sleep(LOOK_EVERY_S)
+
+
+def warn_without_unmasking() -> None:
+    """Warn when Autobahn came without its C code: every byte from a worker then costs many times the CPU."""
+    from autobahn.websocket import USES_NVX
+
+    if not USES_NVX:
+        log.warning(
+            "autobahn runs without its C code (NVX): large messages cost up to 40 times the CPU. Install a wheel that "
+            "has it, or a C compiler before `pip install autobahn`, and leave AUTOBAHN_USE_NVX unset"
+        )

@@ -1,0 +1,77 @@
+"""What edges carried: a record in the log and one in SQL for each edge that has ended.
+
+The hub reports; records are written in batches by a thread, so that no frame waits for a database. They are kept for
+operators; rewards are reckoned elsewhere.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from relay.edge import Traffic
+
+MAX_WAITING = 10_000  # records that wait for the database; more than these are only in the log
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """One edge that has ended. The tokens are their public ids."""
+
+    relay_id: str
+    edge: int
+    backbone_token: str
+    worker_token: str
+    began: datetime
+    seconds: float
+    traffic: Traffic
+    mood: str
+
+
+class UsageBook:
+    """Records on their way to SQL."""
+
+    def __init__(self) -> None:
+        self._waiting: list[Usage] = []
+
+    def add(self, usage: Usage) -> None:
+        """Log a record and keep it until the next `take`."""
+        log.info("usage: %s", usage)
+        if len(self._waiting) < MAX_WAITING:
+            self._waiting.append(usage)
+
+    def take(self) -> list[Usage]:
+        """The records that wait; they wait no longer."""
+        taken, self._waiting = self._waiting, []
+        return taken
+
+    def put_back(self, records: Sequence[Usage]) -> None:
+        """Keep records that could not be written for the next try."""
+        self._waiting = [*records, *self._waiting][:MAX_WAITING]
+
+
+def write_usage(records: Sequence[Usage]) -> None:
+    """Write records to SQL. Blocks."""
+    from relay.models import EdgeUsage
+
+    EdgeUsage.objects.bulk_create(
+        EdgeUsage(
+            relay_id=usage.relay_id,
+            edge=usage.edge,
+            backbone_token=usage.backbone_token,
+            worker_token=usage.worker_token,
+            began=usage.began,
+            seconds=usage.seconds,
+            frames_to_worker=usage.traffic.frames_to_worker,
+            bytes_to_worker=usage.traffic.bytes_to_worker,
+            frames_to_backbone=usage.traffic.frames_to_backbone,
+            bytes_to_backbone=usage.traffic.bytes_to_backbone,
+            n_refused_busy=usage.traffic.n_refused_busy,
+            mood=usage.mood[:200],
+        )
+        for usage in records
+    )

@@ -1,0 +1,161 @@
+"""Daphne with bounded memory: back-pressure both ways, limits, reasons, and a sign of life from every socket.
+
+`serving` runs it. Daphne alone buffers without bounds in both directions, drops sockets without a reason, and finds
+a half-open socket late; this subclass hooks into its server and its WebSocket protocol and changes nothing else.
+"""
+
+from __future__ import annotations
+
+# daphne installs Twisted's reactor over asyncio when it is imported: it must come first
+from daphne.server import Server  # isort: skip
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from functools import partial
+from typing import Any
+
+from daphne.ws_protocol import WebSocketProtocol
+from twisted.internet import defer, reactor
+
+from kvasir.edge_keepalive import KeepAlive, KeepAliveAction, keepalive_action
+from relay.receive_queue import ReceiveQueue
+from relay.write_gate import WriteGate
+
+SEND_BUFFER_BYTES = 256 * 1024  # what may wait in a socket's transport before senders are held up
+LOOK_EVERY_S = 1.0
+KEEP_ALIVE = KeepAlive(interval_s=3.0, deadline_s=5.0)  # with LOOK_EVERY_S, half-open sockets end within 10 s
+CLOSE_REASON_BYTES = 123  # what a WebSocket close frame has room for
+UNANNOUNCED_MESSAGE_BYTES = 64 * 1024  # accepted from a socket until its application asks for more
+
+log = logging.getLogger(__name__)
+
+
+class RelayProtocol(WebSocketProtocol):  # type: ignore[misc]
+    """One WebSocket. Besides Daphne's work it holds up senders and notices a silent other side."""
+
+    gate: WriteGate | None = None
+    close_reason = ""
+    last_heard = 0.0
+    pinged = 0.0
+    n_unsent = 0
+
+    def onOpen(self) -> None:  # noqa: N802 (Autobahn's names)
+        self.gate = WriteGate(self.transport, SEND_BUFFER_BYTES)
+        self.last_heard = time.monotonic()
+        super().onOpen()
+
+    def dataReceived(self, data: bytes) -> None:  # noqa: N802
+        self.last_heard = time.monotonic()
+        super().dataReceived(data)
+
+    def onMessage(self, payload: bytes, isBinary: bool) -> None:  # noqa: N802, N803
+        if not self.muted:
+            message = {"bytes": payload} if isBinary else {"text": payload.decode("utf8", "replace")}
+            self.application_queue.put_nowait({"type": "websocket.receive", **message})
+
+    def onClose(self, wasClean: bool, code: int, reason: str | None) -> None:  # noqa: N802, N803
+        if self.gate is not None:
+            self.gate.resumeProducing()
+        if hasattr(self, "application_queue"):
+            self.application_queue.closed_because = self.close_reason or reason or ""
+        super().onClose(wasClean, code, reason)
+
+    async def send_bytes(self, data: bytes) -> None:
+        """Send one message and wait while the other side reads too slowly."""
+        if self.state == self.STATE_OPEN and self.gate is not None:
+            self.sendMessage(data, True)
+            await self.gate.passed()
+
+    def check_timeouts(self) -> None:
+        """Ping a silent socket, and drop one that stays silent. Called once per LOOK_EVERY_S."""
+        if self.state == self.STATE_CONNECTING and self.duration() > self.server.websocket_connect_timeout:
+            self.serverReject()
+        if self.state != self.STATE_OPEN or self.gate is None:
+            return
+        now, n_unsent = time.monotonic(), self.gate.unsent_bytes()
+        if n_unsent < self.n_unsent or self.application_queue.is_paused:
+            self.last_heard = now  # it reads, or it is this side that does not listen
+        self.n_unsent = n_unsent
+        match keepalive_action(now, self.last_heard, self.pinged, KEEP_ALIVE):
+            case KeepAliveAction.PING:
+                self.pinged = now
+                self.sendPing(b"kvasir")
+            case KeepAliveAction.GIVE_UP:
+                self.close_reason = f"no sign of life for {now - self.last_heard:.1f} s"
+                self.dropConnection(abort=True)
+            case KeepAliveAction.NOTHING:
+                pass
+
+
+class RelayServer(Server):  # type: ignore[misc]
+    """Daphne's server with `RelayProtocol`. `on_stop` runs before the applications are cancelled."""
+
+    def __init__(self, *args: Any, on_stop: Callable[[], Awaitable[None]], **options: Any) -> None:
+        super().__init__(
+            *args,
+            websocket_timeout=-1,  # sockets live for weeks
+            websocket_max_message_size=UNANNOUNCED_MESSAGE_BYTES,
+            websocket_max_frame_size=UNANNOUNCED_MESSAGE_BYTES,
+            **options,
+        )
+        self._on_stop = on_stop
+        self.failure = ""
+
+    def create_application(self, protocol: Any, scope: MutableMapping[str, Any]) -> Any:
+        """As Daphne's, but a WebSocket's queue counts bytes and its scope can raise the message limit."""
+        if scope["type"] != "websocket":
+            return super().create_application(protocol, scope)
+        queue = ReceiveQueue(protocol)
+        scope["asgi"] = {"version": "3.0"}
+        scope["extensions"] = {"kvasir.socket": {"accept_messages_up_to": partial(_set_message_limit, protocol)}}
+        serving = self.application(scope=scope, receive=queue.get, send=partial(self.handle_reply, protocol))
+        self.connections[protocol]["application_instance"] = asyncio.ensure_future(serving)
+        return queue
+
+    async def handle_reply(self, protocol: Any, message: MutableMapping[str, Any]) -> None:
+        """As Daphne's, but binary messages wait for the other side, and a close carries its reason."""
+        if message["type"] == "websocket.send" and message.get("bytes") is not None:
+            await protocol.send_bytes(message["bytes"])
+        elif message["type"] == "websocket.close" and protocol.state == protocol.STATE_OPEN:
+            protocol.sendClose(message.get("code", 1000), _clipped_reason(message.get("reason") or ""))
+        else:
+            await super().handle_reply(protocol, message)
+
+    def listen_success(self, port: Any) -> None:
+        super().listen_success(port)
+        # Daphne has made its factory by now, and no socket has been accepted yet
+        self.ws_factory.protocol = RelayProtocol
+        self.ws_factory.setProtocolOptions(failByDrop=False, autoPingTimeout=0, tcpNoDelay=True)
+
+    def listen_error(self, failure: Any) -> None:
+        self.failure = failure.getErrorMessage()
+        super().listen_error(failure)
+
+    def timeout_checker(self) -> None:
+        for protocol in list(self.connections):
+            protocol.check_timeouts()
+        reactor.callLater(LOOK_EVERY_S, self.timeout_checker)
+
+    def kill_all_applications(self) -> Any:
+        """Stop in order: what `on_stop` does first, then the applications. The reactor waits for it."""
+        return defer.Deferred.fromFuture(asyncio.ensure_future(self._stop_in_order()))
+
+    async def _stop_in_order(self) -> None:
+        try:
+            await self._on_stop()
+        except Exception:  # the server's last act: log it, and stop all the same
+            log.exception("stopping in order failed")
+        running = [details.get("application_instance") for details in self.connections.values()]
+        tasks = [task for task in running if task is not None and not task.done()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _set_message_limit(protocol: Any, n_bytes: int) -> None:
+    protocol.maxMessagePayloadSize = protocol.maxFramePayloadSize = n_bytes
+
+
+def _clipped_reason(reason: str) -> str:
+    return reason.encode()[:CLOSE_REASON_BYTES].decode("utf-8", "ignore")
