@@ -46,12 +46,12 @@ class QuantisedRows:
     @property
     def row_exponents(self) -> I32:
         """kt, the largest exponent of each row: [n]."""
-        return self.exponents.max(axis=1)
+        return np.asarray(self.exponents.max(axis=1), np.int32)
 
     @property
     def shifts(self) -> I32:
         """sh, how far each block's sum is shifted down to its row's exponent: [n, n_blocks]."""
-        return np.minimum(self.row_exponents[:, None] - self.exponents, 63)
+        return np.asarray(np.minimum(self.row_exponents[:, None] - self.exponents, 63), np.int32)
 
     def select(self, rows: slice | npt.NDArray[np.int64]) -> QuantisedRows:
         """Some of the rows."""

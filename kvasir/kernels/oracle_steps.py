@@ -77,7 +77,7 @@ def _accumulate(weights: IntegerWeights, rows: QuantisedRows) -> I64:
         sums = activations.reshape(*activations.shape[:2], N_SUB_BLOCKS, SUB_BLOCK).sum(axis=-1)
         values -= weights.min_scale[:, :, None] * _dots(weights.mins, sums)
     # the only place where bits are dropped: each block's complete value, shifted down (floor)
-    return (values >> rows.shifts.T[None]).sum(axis=1).T
+    return np.asarray((values >> rows.shifts.T[None]).sum(axis=1).T, np.int64)
 
 
 def _activations(rows: QuantisedRows) -> I64:
@@ -89,7 +89,7 @@ def _activations(rows: QuantisedRows) -> I64:
 
 def _dots(weights: I64, activations: I64) -> I64:
     """Sum over the last axis for each block: [matrix rows, n_blocks, k], [n, n_blocks, k] -> [rows, n_blocks, n]."""
-    product = np.matmul(weights.transpose(1, 0, 2), activations.transpose(1, 2, 0))
+    product: I64 = np.matmul(weights.transpose(1, 0, 2), activations.transpose(1, 2, 0))
     return product.transpose(1, 0, 2)
 
 
@@ -123,18 +123,23 @@ def _bit_length(magnitude: I64) -> I64:
     return length + (rest > 0)
 
 
+def _u32(words: npt.NDArray[np.integer]) -> U32:
+    """The same words, for the type checker: numpy's stubs lose the width of a sum with a Python integer."""
+    return np.asarray(words, np.uint32)
+
+
 def silu_mul(gate: FloatRows, up: FloatRows) -> FloatRows:
     """Step 5: silu(gate) * up, elementwise on f32 bit patterns, in unsigned 32-bit arithmetic."""
     gate_bits, up_bits = (np.ascontiguousarray(part).view(np.uint32) for part in (gate, up))
-    gate_field, up_field = (gate_bits >> 23) & 255, (up_bits >> 23) & 255
-    gate_mantissa = (gate_bits & MANTISSA) | HIDDEN_BIT
-    up_mantissa = (up_bits & MANTISSA) | HIDDEN_BIT
+    gate_field, up_field = _u32((gate_bits >> 23) & 255), _u32((up_bits >> 23) & 255)
+    gate_mantissa = _u32((gate_bits & MANTISSA) | HIDDEN_BIT)
+    up_mantissa = _u32((up_bits & MANTISSA) | HIDDEN_BIT)
     is_negative = gate_bits >= SIGN
     is_large = gate_field > 131  # |g| >= 32
 
     sigmoid, halvings = _sigmoid(gate_mantissa, gate_field, is_negative)
-    product, lost = _normalise((gate_mantissa >> 8) * sigmoid, 2)
-    product, lost_again = _normalise((product >> 16) * (up_mantissa >> 8), 1)
+    product, lost = _normalise(_u32((gate_mantissa >> 8) * sigmoid), 2)
+    product, lost_again = _normalise(_u32((product >> 16) * (up_mantissa >> 8)), 1)
 
     spent = (halvings + lost + lost_again).astype(np.int32)
     field = gate_field.astype(np.int32) + up_field.astype(np.int32) - 126 - spent

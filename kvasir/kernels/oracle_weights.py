@@ -54,7 +54,7 @@ def _scale_bits(quant_type: GGMLQuantizationType, blocks: Bytes) -> npt.NDArray[
     else:
         field = blocks.reshape(*blocks.shape[:2], N_SUB_BLOCKS, 34)[..., 0:2]
     low, high = field[..., 0::2].astype(np.uint16), field[..., 1::2].astype(np.uint16)
-    return (low | (high << 8)).reshape(*blocks.shape[:2], -1)
+    return np.asarray(low | (high << 8), np.uint16).reshape(*blocks.shape[:2], -1)
 
 
 def weight_exponent(matrix: WeightMatrix, rows_at_once: int = 1024) -> int:
@@ -82,7 +82,7 @@ def fixed_point(scale_bits: npt.NDArray[np.uint16], weight_exp: int) -> I64:
     mantissa = (scale_bits.astype(np.int64) & 1023) | np.where(field > 0, 1024, 0)
     exponent = np.maximum(field, 1) - 1
     magnitude = (mantissa << 10) >> np.minimum(weight_exp - exponent, 31)
-    return np.where(scale_bits & 0x8000, -magnitude, magnitude)
+    return np.asarray(np.where(scale_bits & 0x8000, -magnitude, magnitude), np.int64)
 
 
 def integer_weights(matrix: WeightMatrix, weight_exp: int, start: int, stop: int) -> IntegerWeights:
@@ -103,7 +103,8 @@ def integer_weights(matrix: WeightMatrix, weight_exp: int, start: int, stop: int
 def _scaled(codes: npt.NDArray[np.integer], factors: npt.NDArray[np.integer]) -> I64:
     """Codes [rows, n_blocks, 256] times one factor for each of their n equal groups [rows, n_blocks, n]."""
     groups = codes.reshape(*factors.shape, -1)
-    return np.multiply(groups, factors[..., None], dtype=np.int64).reshape(*codes.shape)
+    scaled: I64 = np.multiply(groups, factors[..., None], dtype=np.int64)
+    return scaled.reshape(*codes.shape)
 
 
 def _sub_scales_and_mins(field: Bytes) -> tuple[Bytes, Bytes]:
@@ -124,7 +125,7 @@ def _q5_k(blocks: Bytes) -> Bytes:
     """Codes 0..31: bit j of the high byte l is the fifth bit of code l of sub-block j."""
     sub_block = np.arange(N_SUB_BLOCKS, dtype=np.uint8)[:, None]
     fifth = (blocks[..., None, 16:48] >> sub_block) & 1  # [rows, n_blocks, 8, 32]
-    return _nibbles(blocks[..., 48:]) | (fifth.reshape(*blocks.shape[:2], BLOCK) << 4)
+    return np.asarray(_nibbles(blocks[..., 48:]) | (fifth.reshape(*blocks.shape[:2], BLOCK) << 4), np.uint8)
 
 
 def _q6_k(blocks: Bytes) -> I64:

@@ -40,9 +40,9 @@ def words(seed: int, n: int) -> U32:
     """Words 0 to n-1 of stream `seed`: a Weyl sequence through a 32-bit mixer."""
     with np.errstate(over="ignore"):
         x = np.uint32(seed & 0xFFFFFFFF) + np.arange(1, n + 1, dtype=np.uint32) * np.uint32(0x9E3779B9)
-        x = (x ^ (x >> 16)) * np.uint32(0x85EBCA6B)
-        x = (x ^ (x >> 13)) * np.uint32(0xC2B2AE35)
-        return x ^ (x >> 16)
+        x = np.asarray((x ^ (x >> 16)) * np.uint32(0x85EBCA6B), np.uint32)
+        x = np.asarray((x ^ (x >> 13)) * np.uint32(0xC2B2AE35), np.uint32)
+        return np.asarray(x ^ (x >> 16), np.uint32)
 
 
 def stream_bytes(seed: int, n: int) -> Bytes:
@@ -135,9 +135,8 @@ def _ties(drawn: U32, at: npt.NDArray[np.uint32]) -> U32:
     magnitude = np.abs(twice).astype(np.uint32)
     length = sum((magnitude >= (1 << bit)).astype(np.uint32) for bit in range(8))  # highest set bit, from 1
     field = 126 + length - 1
-    return (
-        np.where(twice < 0, 0x80000000, 0).astype(np.uint32) | (field << 23) | ((magnitude << (24 - length)) & 0x7FFFFF)
-    )
+    sign = np.where(twice < 0, 0x80000000, 0).astype(np.uint32)
+    return np.asarray(sign | (field << 23) | ((magnitude << (24 - length)) & 0x7FFFFF), np.uint32)
 
 
 def legal_packed_rows(cols: int, seed: int) -> Bytes:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -58,7 +59,7 @@ def cut(model: Path, parts: Sequence[tuple[int, int]], into: Path) -> list[Path]
 def even_parts(n_expert: int, n_workers: int) -> list[tuple[int, int]]:
     """Experts dealt out in consecutive ranges, every worker at least one."""
     bounds = np.linspace(0, n_expert, n_workers + 1).astype(int).tolist()
-    return list(zip(bounds[:-1], bounds[1:], strict=True))
+    return list(pairwise(bounds))
 
 
 def holdings_with(path: Path, kernel: ExpertKernel) -> Holdings:
@@ -112,6 +113,10 @@ def serving(all_holdings: Sequence[Holdings]) -> Iterator[list[str]]:
                 return await server.start()
 
             host, port = thread.run(start())
-            stack.callback(lambda server=server: thread.run(server.stop("the test is over")))
+            stack.callback(stop, thread, server)
             addresses.append(f"{host}:{port}")
         yield addresses
+
+
+def stop(thread: LoopThread, server: WorkerServer) -> None:
+    thread.run(server.stop("the test is over"))
