@@ -146,7 +146,7 @@ class _Socket:
         data = message.get("bytes")
         if data is None:
             raise WireError("a text message: frames travel as binary messages")
-        return bytes(data)
+        return data if isinstance(data, bytes) else bytes(data)
 
     async def send_bytes(self, data: bytes) -> None:
         """Send one message; returns when the socket can take the next."""

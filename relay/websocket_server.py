@@ -10,6 +10,7 @@ from __future__ import annotations
 from daphne.server import Server  # isort: skip
 import asyncio
 import logging
+import struct
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from functools import partial
@@ -19,6 +20,7 @@ from daphne.ws_protocol import WebSocketProtocol
 from twisted.internet import defer, reactor
 
 from kvasir.edge_keepalive import KeepAlive, KeepAliveAction, keepalive_action
+from relay.frame_reader import FrameReader
 from relay.receive_queue import ReceiveQueue
 from relay.write_gate import WriteGate
 
@@ -35,6 +37,7 @@ class RelayProtocol(WebSocketProtocol):  # type: ignore[misc]
     """One WebSocket. Besides Daphne's work it holds up senders and notices a silent other side."""
 
     gate: WriteGate | None = None
+    reader: FrameReader | None = None
     close_reason = ""
     last_heard = 0.0
     pinged = 0.0
@@ -42,12 +45,18 @@ class RelayProtocol(WebSocketProtocol):  # type: ignore[misc]
 
     def onOpen(self) -> None:  # noqa: N802 (Autobahn's names)
         self.gate = WriteGate(self.transport, SEND_BUFFER_BYTES)
+        self.reader = FrameReader(
+            self._message_received, self._dataReceived, self._is_between_frames, self.maxMessagePayloadSize
+        )
         self.last_heard = time.monotonic()
         super().onOpen()
 
     def dataReceived(self, data: bytes) -> None:  # noqa: N802
         self.last_heard = time.monotonic()
-        super().dataReceived(data)
+        if self.reader is not None:
+            self.reader.feed(data)
+        else:
+            super().dataReceived(data)
 
     def onMessage(self, payload: bytes, isBinary: bool) -> None:  # noqa: N802, N803
         if not self.muted:
@@ -61,10 +70,25 @@ class RelayProtocol(WebSocketProtocol):  # type: ignore[misc]
             self.application_queue.closed_because = self.close_reason or reason or ""
         super().onClose(wasClean, code, reason)
 
+    def accept_messages_up_to(self, n_bytes: int) -> None:
+        """Take messages of this size from now on."""
+        self.maxMessagePayloadSize = self.maxFramePayloadSize = n_bytes
+        if self.reader is not None:
+            self.reader.max_bytes = n_bytes
+
+    def _message_received(self, payload: bytes) -> None:
+        if not self.muted:
+            self.application_queue.put_nowait({"type": "websocket.receive", "bytes": payload})
+
+    def _is_between_frames(self) -> bool:
+        return bool(
+            self.state == self.STATE_OPEN and not self.data and self.current_frame is None and not self.inside_message
+        )
+
     async def send_bytes(self, data: bytes) -> None:
         """Send one message and wait while the other side reads too slowly."""
         if self.state == self.STATE_OPEN and self.gate is not None:
-            self.sendMessage(data, True)
+            self.gate.write(binary_frame(data))
             await self.gate.passed()
 
     def check_timeouts(self) -> None:
@@ -108,7 +132,7 @@ class RelayServer(Server):  # type: ignore[misc]
             return super().create_application(protocol, scope)
         queue = ReceiveQueue(protocol)
         scope["asgi"] = {"version": "3.0"}
-        scope["extensions"] = {"kvasir.socket": {"accept_messages_up_to": partial(_set_message_limit, protocol)}}
+        scope["extensions"] = {"kvasir.socket": {"accept_messages_up_to": protocol.accept_messages_up_to}}
         serving = self.application(scope=scope, receive=queue.get, send=partial(self.handle_reply, protocol))
         self.connections[protocol]["application_instance"] = asyncio.ensure_future(serving)
         return queue
@@ -153,8 +177,13 @@ class RelayServer(Server):  # type: ignore[misc]
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _set_message_limit(protocol: Any, n_bytes: int) -> None:
-    protocol.maxMessagePayloadSize = protocol.maxFramePayloadSize = n_bytes
+def binary_frame(data: bytes) -> bytes:
+    """A server's WebSocket frame that is a whole binary message (RFC 6455, section 5.2)."""
+    if len(data) < 126:
+        return struct.pack("!BB", 0x82, len(data)) + data
+    if len(data) < 65_536:
+        return struct.pack("!BBH", 0x82, 126, len(data)) + data
+    return struct.pack("!BBQ", 0x82, 127, len(data)) + data
 
 
 def _clipped_reason(reason: str) -> str:

@@ -1,6 +1,6 @@
-"""Whether a socket's transport can take more: the producer that Twisted pauses and resumes.
+"""A socket's way out: sends at once what the kernel takes, and holds up senders while more than a limit waits.
 
-`websocket_server` registers one per WebSocket. Senders wait at it while the transport holds more than its limit.
+`websocket_server` registers one per WebSocket as the producer that Twisted pauses and resumes.
 """
 
 from __future__ import annotations
@@ -23,6 +23,20 @@ class WriteGate:
         """Wait until the gate is open."""
         while self._opening is not None:
             await asyncio.shield(self._opening)
+
+    def write(self, data: bytes) -> None:
+        """Send now when nothing waits; leave to the transport what the kernel does not take.
+
+        The transport alone would wait for the socket to become writable each time: two system calls a message more.
+        """
+        transport = self._transport
+        if self.unsent_bytes() == 0 and transport.connected and not transport.disconnecting:
+            n_sent = transport.writeSomeData(data)
+            if isinstance(n_sent, int) and n_sent > 0:
+                if n_sent < len(data):
+                    transport.write(data[n_sent:])
+                return
+        transport.write(data)  # after an error, too: the reactor will meet it again and end the socket
 
     def unsent_bytes(self) -> int:
         """Bytes that wait in the transport. Its names are private: requirements.txt pins Twisted."""
