@@ -15,6 +15,7 @@ _WITHOUT_INFLUENCE = frozenset(
     {
         "vocab_size",  # the embedding's shape says it
         "expert_feed_forward_length",  # the expert tensors' shapes say it
+        "expert_shared_feed_forward_length",  # where there is no shared expert; its tensors would be left over
         "expert_shared_count",  # the shared expert's tensors are as wide as all of them together
         "rope.dimension_sections",  # the sections have equal positions in plain text
         "rope.scaling.original_context_length",

@@ -35,21 +35,32 @@ class Variant:
 
 
 VARIANTS = [
-    Variant("fused gate and up", TinyModel("qwen35moe", "Q4_K", is_gate_up_fused=True, shape=TinyShape(n_layer=2))),
-    Variant("split file", TinyModel("qwen3moe", "Q8_0", split_tensors=9, shape=TinyShape(n_layer=2))),
-    Variant("embedding as head", TinyModel("qwen3moe", "Q5_K", is_tied=True, shape=TinyShape(n_layer=2))),
-    Variant("bf16", TinyModel("olmoe", "BF16", shape=TinyShape(n_layer=2))),
-    Variant("f16", TinyModel("llama", "F16", shape=TinyShape(n_layer=2))),
-    Variant("glm4moe with MTP", TinyModel("glm4moe", shape=TinyShape(n_layer=2, n_mtp_layer=1))),
-    Variant("qwen35moe with MTP", TinyModel("qwen35moe", shape=TinyShape(n_layer=2, n_mtp_layer=1))),
+    Variant(
+        "fused gate and up",
+        TinyModel("qwen35moe", "Q4_K", is_gate_up_fused=True, shape=TinyShape(n_layer=2, n_expert=8)),
+    ),
+    Variant("split file", TinyModel("qwen3moe", "Q8_0", split_tensors=9, shape=TinyShape(n_layer=2, n_expert=8))),
+    Variant("embedding as head", TinyModel("qwen3moe", "Q5_K", is_tied=True, shape=TinyShape(n_layer=2, n_expert=8))),
+    Variant("bf16", TinyModel("olmoe", "BF16", shape=TinyShape(n_layer=2, n_expert=8))),
+    Variant("f16", TinyModel("llama", "F16", shape=TinyShape(n_layer=2, n_expert=8))),
+    Variant("glm4moe with MTP", TinyModel("glm4moe", shape=TinyShape(n_layer=2, n_expert=8, n_mtp_layer=1))),
+    Variant("qwen35moe with MTP", TinyModel("qwen35moe", shape=TinyShape(n_layer=2, n_expert=8, n_mtp_layer=1))),
     Variant("expert groups", TinyModel("glm4moe", shape=TinyShape(n_layer=3, n_expert_group=4, n_expert_group_used=2))),
-    Variant("softmax scores", TinyModel("glm4moe", shape=TinyShape(n_layer=2), metadata={"expert_gating_func": 1})),
+    Variant(
+        "softmax scores",
+        TinyModel("glm4moe", shape=TinyShape(n_layer=2, n_expert=8), metadata={"expert_gating_func": 1}),
+    ),
     Variant(
         "weights not normalised",
-        TinyModel("glm4moe", shape=TinyShape(n_layer=2), metadata={"expert_weights_norm": False}),
+        TinyModel("glm4moe", shape=TinyShape(n_layer=2, n_expert=8), metadata={"expert_weights_norm": False}),
     ),
-    Variant("attention narrower", TinyModel("qwen3moe", shape=TinyShape(n_layer=2, n_head=6, n_kv_head=3, d_head=32))),
-    Variant("one key head", TinyModel("qwen2moe", shape=TinyShape(n_layer=2, n_head=8, n_kv_head=1, d_head=32))),
+    Variant(
+        "attention narrower",
+        TinyModel("qwen3moe", shape=TinyShape(n_layer=2, n_expert=8, n_head=6, n_kv_head=3, d_head=32)),
+    ),
+    Variant(
+        "one key head", TinyModel("qwen2moe", shape=TinyShape(n_layer=2, n_expert=8, n_head=8, n_kv_head=1, d_head=32))
+    ),
 ]
 
 
@@ -79,7 +90,7 @@ def check_against(llama_cpp: LlamaCpp, path: Path, reference_path: Path) -> None
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_float_file_gives_llama_cpps_logits(architecture: str, llama_cpp: LlamaCpp, directory: Path) -> None:
-    path = write_tiny(directory / "m.gguf", TinyModel(architecture))
+    path = write_tiny(directory / "m.gguf", TinyModel(architecture, shape=TinyShape(n_expert=8)))
     check_against(llama_cpp, path, path)
 
 
@@ -88,7 +99,7 @@ def test_float_file_gives_llama_cpps_logits(architecture: str, llama_cpp: LlamaC
 def test_quantised_file_gives_the_logits_of_its_dequantised_twin(
     architecture: str, quantisation: str, llama_cpp: LlamaCpp, directory: Path
 ) -> None:
-    model = TinyModel(architecture, quantisation, shape=TinyShape(n_layer=3))
+    model = TinyModel(architecture, quantisation, shape=TinyShape(n_layer=3, n_expert=8))
     path, twin = write_tiny_pair(directory / "m.gguf", directory / "twin.gguf", model)
     check_against(llama_cpp, path, twin)
 

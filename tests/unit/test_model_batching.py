@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -123,16 +124,25 @@ def test_tokens_and_rows_that_do_not_exist_are_refused(loaded: Loaded, tokens: l
     model.cache.free(slot)
 
 
-def test_a_failed_forward_leaves_its_slots_unusable_until_reset(loaded: Loaded) -> None:
+@dataclass(frozen=True, slots=True)
+class Failing:
+    """An ExpertCaller that gives up."""
+
+    error: BaseException
+
+    def submit(self, layer: int, rows: Tensor, expert_ids: Tensor) -> Awaitable[Tensor]:
+        return self._fail()
+
+    async def _fail(self) -> Tensor:
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no experts today"), asyncio.CancelledError()], ids=repr)
+def test_a_failed_forward_leaves_its_slots_unusable_until_reset(loaded: Loaded, error: BaseException) -> None:
     model, experts = loaded
-
-    class Failing:
-        def submit(self, layer: int, rows: Tensor, expert_ids: Tensor) -> object:
-            raise RuntimeError("no experts today")
-
     slot = model.cache.allocate()
-    with pytest.raises(RuntimeError, match="today"):
-        forward(model, Failing(), [(slot, [1, 2])])  # type: ignore[arg-type]
+    with pytest.raises(type(error)):
+        forward(model, Failing(error), [(slot, [1, 2])])
     with pytest.raises(RequestError, match="half-written"):
         forward(model, experts, [(slot, [1, 2])])
     model.cache.reset(slot)
