@@ -22,6 +22,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from kvasir.errors import KernelError
 from kvasir.experts import FloatRows, LayerExperts, WeightMatrix
 from kvasir.kernels.api import EncodedRows, Pairs, RowFormat
+from kvasir.kernels.checks import check_encoded_rows, check_finite, check_float_rows, check_pairs, check_range
 from kvasir.kernels.fingerprint import FLOAT_NAME, FLOAT_VERSION, kernel_fingerprint
 from kvasir.kernels.rowops import Floats, RowOps, row_ops
 from kvasir.kernels.selftest import self_test
@@ -138,9 +139,8 @@ class FloatKernel:
 
     def encode_rows(self, rows: FloatRows) -> EncodedRows:
         """Finite f32 rows [n, d_model] as their bytes, uint8 [n, 4 * d_model]."""
-        if rows.ndim != 2 or rows.dtype != np.float32:
-            raise KernelError(f"rows are {rows.dtype} of shape {rows.shape}; float32 [n, d_model] is needed")
-        _check_finite(rows)
+        check_float_rows(rows)
+        check_finite(rows)
         encoded: EncodedRows = np.ascontiguousarray(rows, "<f4").view(np.uint8)
         return encoded
 
@@ -169,12 +169,12 @@ class LoadedFloatExperts:
 
     def compute(self, rows: EncodedRows, pair_rows: Pairs, pair_ids: Pairs) -> FloatRows:
         """f32 [n_pairs, d_model]; see LoadedExperts. Experts are computed one after another, by id."""
-        row_bytes = 4 * self.d_model
-        if rows.dtype != np.uint8 or rows.ndim != 2 or rows.shape[1] != row_bytes:
-            raise KernelError(f"rows are {rows.dtype} of shape {rows.shape}; uint8 [n, {row_bytes}] is needed")
-        check_pairs(pair_rows, pair_ids, len(rows), self.n_expert)
+        check_encoded_rows(rows, 4 * self.d_model)
+        check_pairs(pair_rows, pair_ids)
+        check_range("row number", pair_rows, len(rows))
+        check_range("local expert id", pair_ids, self.n_expert)
         values = np.ascontiguousarray(rows).view("<f4").astype(np.float32, copy=False)
-        _check_finite(values)
+        check_finite(values)
         out = np.empty((len(pair_ids), self.d_model), np.float32)
         for local_id in np.unique(pair_ids):
             pairs = np.flatnonzero(pair_ids == local_id)
@@ -191,30 +191,5 @@ class LoadedFloatExperts:
         return _with_bias(down, experts.down_bias, local_id)
 
 
-def check_pairs(pair_rows: Pairs, pair_ids: Pairs, n_rows: int, n_expert: int) -> None:
-    """Raise KernelError unless the pairs are two int32 arrays of one length with row numbers and ids that exist."""
-    for name, what, numbers, stop in (
-        ("pair_rows", "row number", pair_rows, n_rows),
-        ("pair_ids", "local expert id", pair_ids, n_expert),
-    ):
-        if numbers.dtype != np.int32 or numbers.ndim != 1:
-            raise KernelError(f"{name} is {numbers.dtype} of shape {numbers.shape}; int32 [n_pairs] is needed")
-        bad = numbers[(numbers < 0) | (numbers >= stop)]
-        if len(bad):
-            raise KernelError(f"{what} {int(bad[0])} does not exist; there are {stop}")
-    if len(pair_rows) != len(pair_ids):
-        raise KernelError(f"{len(pair_rows)} pair_rows but {len(pair_ids)} pair_ids; one of each a pair is needed")
-
-
-def _check_finite(rows: Floats) -> None:
-    is_finite = np.isfinite(rows)
-    if not is_finite.all():
-        row, col = (int(i) for i in np.argwhere(~is_finite)[0])
-        raise KernelError(f"row {row} holds {rows[row, col]} at {col}; rows must be finite")
-
-
 def _with_bias(rows: Floats, bias: Floats | None, local_id: int) -> Floats:
     return rows if bias is None else rows + bias[local_id]
-
-
-__all__ = ["DEFAULT_CACHE_BYTES", "FloatKernel", "LoadedFloatExperts", "dequantised", "is_dequantisable"]

@@ -20,6 +20,7 @@ from kvasir.errors import KernelError
 from kvasir.experts import ExpertStack, FloatRows, LayerExperts, WeightMatrix
 from kvasir.kernels import native
 from kvasir.kernels.api import EncodedRows, Pairs, RowFormat
+from kvasir.kernels.checks import check_encoded_rows, check_finite, check_float_rows, check_pairs, check_range
 from kvasir.kernels.fingerprint import KX1_NAME, KX1_VERSION, kernel_fingerprint
 from kvasir.kernels.registry import NUMPY, wanted_isa
 from kvasir.kernels.selftest import self_test
@@ -97,12 +98,12 @@ class KX1Kernel:
         check_float_rows(rows)
         encoded = np.empty((len(rows), self.row_bytes(rows.shape[1])), np.uint8)
         rows = np.ascontiguousarray(rows)
-        bad_row = ctypes.c_int64()
         error = self._library.lib.kv_kx1_pack_rows(
-            rows.ctypes.data, *rows.shape, encoded.ctypes.data, ctypes.byref(bad_row), self.n_threads
+            rows.ctypes.data, *rows.shape, encoded.ctypes.data, ctypes.byref(ctypes.c_int64()), self.n_threads
         )
         if error:
-            raise _row_error(rows)
+            check_finite(rows)
+            raise _native_error(error)
         return encoded
 
     def row_bytes(self, d_model: int) -> int:
@@ -141,7 +142,8 @@ class KX1Kernel:
             self._isa, rows.ctypes.data, *rows.shape, calls, len(calls), self.n_threads
         )
         if error:
-            raise _row_error(rows) if error == native.NOT_FINITE else _native_error(error)
+            check_finite(rows)
+            raise _native_error(error)
         return outputs
 
 
@@ -186,8 +188,7 @@ class LoadedKX1Experts:
 
     def compute(self, rows: EncodedRows, pair_rows: Pairs, pair_ids: Pairs) -> FloatRows:
         """f32 [n_pairs, d_model]; see LoadedExperts. Memory beside the output: see csrc/experts.h."""
-        if rows.dtype != np.uint8 or rows.ndim != 2 or rows.shape[1] != self._row_bytes:
-            raise KernelError(f"rows are {rows.dtype} of shape {rows.shape}; uint8 [n, {self._row_bytes}] is needed")
+        check_encoded_rows(rows, self._row_bytes)
         check_pairs(pair_rows, pair_ids)
         rows = np.ascontiguousarray(rows)
         pair_rows, pair_ids = np.ascontiguousarray(pair_rows), np.ascontiguousarray(pair_ids)
@@ -197,7 +198,10 @@ class LoadedKX1Experts:
             self.read_scales(pair_ids)
             error = self._call(rows, pair_rows, pair_ids, out)
         if error:
-            raise self._error(error, rows, pair_rows, pair_ids)
+            check_range("row number", pair_rows, len(rows))
+            check_range("local expert id", pair_ids, self.n_expert)
+            self._check_codes(rows)
+            raise _native_error(error)
         return out
 
     def _call(self, rows: EncodedRows, pair_rows: Pairs, pair_ids: Pairs, out: FloatRows) -> int:
@@ -215,19 +219,12 @@ class LoadedKX1Experts:
             )
         )
 
-    def _error(self, error: int, rows: EncodedRows, pair_rows: Pairs, pair_ids: Pairs) -> KernelError:
-        if error == native.BAD_ROW_NUMBER:
-            return _number_error("row number", pair_rows, len(rows))
-        if error == native.BAD_EXPERT_ID:
-            return _number_error("local expert id", pair_ids, self.n_expert)
-        if error in {native.BAD_CODE, native.BAD_MULTIPLIER}:
-            bad_row = ctypes.c_int64()
-            found = self._library.lib.kv_kx1_check_packed(
-                rows.ctypes.data, len(rows), self.d_model, ctypes.byref(bad_row)
-            )
-            what = "code -128" if found == native.BAD_CODE else "multiplier 0"
-            return KernelError(f"row {bad_row.value} holds {what}; codes are -127 to 127 and multipliers 1 to 15")
-        return _native_error(error)
+    def _check_codes(self, rows: EncodedRows) -> None:
+        bad_row = ctypes.c_int64()
+        error = self._library.lib.kv_kx1_check_packed(rows.ctypes.data, len(rows), self.d_model, ctypes.byref(bad_row))
+        if error:
+            what = "code -128" if error == native.BAD_CODE else "multiplier 0"
+            raise KernelError(f"row {bad_row.value} holds {what}; codes are -127 to 127 and multipliers 1 to 15")
 
 
 _WIDTHS = f"a multiple of {BLOCK}, {BLOCK} to {MAX_COLS}"
@@ -246,31 +243,6 @@ def matrix_refusal(matrix: WeightMatrix | ExpertStack) -> str | None:
     if matrix.n_out < 1:
         return f"has {matrix.n_out} rows; KX1 needs 1 or more"
     return None
-
-
-def check_float_rows(rows: FloatRows) -> None:
-    """Raise KernelError unless rows are f32 [n, width]."""
-    if rows.ndim != 2 or rows.dtype != np.float32:
-        raise KernelError(f"rows are {rows.dtype} of shape {rows.shape}; float32 [n, d_model] is needed")
-
-
-def check_pairs(pair_rows: Pairs, pair_ids: Pairs) -> None:
-    """Raise KernelError unless pair_rows and pair_ids are int32 arrays of one length."""
-    for name, numbers in (("pair_rows", pair_rows), ("pair_ids", pair_ids)):
-        if numbers.dtype != np.int32 or numbers.ndim != 1:
-            raise KernelError(f"{name} is {numbers.dtype} of shape {numbers.shape}; int32 [n_pairs] is needed")
-    if len(pair_rows) != len(pair_ids):
-        raise KernelError(f"{len(pair_rows)} pair_rows but {len(pair_ids)} pair_ids; one of each a pair is needed")
-
-
-def _number_error(what: str, numbers: Pairs, stop: int) -> KernelError:
-    bad = numbers[(numbers < 0) | (numbers >= stop)]
-    return KernelError(f"{what} {int(bad[0])} does not exist; there are {stop}")
-
-
-def _row_error(rows: FloatRows) -> KernelError:
-    row, col = (int(i) for i in np.argwhere(~np.isfinite(rows))[0])
-    return KernelError(f"row {row} holds {rows[row, col]} at {col}; rows must be finite")
 
 
 def _native_error(error: int) -> KernelError:

@@ -143,7 +143,7 @@ static float exp_from_max(const float *x, float *out, int64_t n) {
     return lanes_sum(sum);
 }
 
-#define ACCUMULATED 2 /* groups of 16 values that stay in registers while the rows go by */
+#define ACCUMULATED (VECTOR_LANES / 2) /* groups of 16 values in 8 registers while the rows go by */
 
 static void accumulate(const float *p, int64_t n, const float *rows, int64_t ld, float *out, int64_t d) {
     int64_t i = 0;

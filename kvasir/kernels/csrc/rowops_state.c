@@ -9,65 +9,114 @@
 static int64_t at_most(int64_t value, int64_t limit) { return value < limit ? value : limit; }
 static int64_t n_tiles(int64_t n, int64_t tile) { return (n + tile - 1) / tile; }
 
+#define ROWS_AT_ONCE 8             /* rows of a segment that share loaded keys and values */
+#define KEYS_AT_ONCE 64            /* values that stay in the cache for the rows and heads that share them */
+#define MAX_SCORES ((int64_t)1 << 18) /* of one task, where that is more than one row's */
+
 typedef struct {
     const rowops_isa *isa;
     const attention_shape *shape;
     const float *q, *keys, *values;
     const segment *segments;
-    int64_t n_segments, n_rows;
     float scale, *out;
     int error;
 } attention_job;
 
-#define KEYS_AT_ONCE 64 /* values that stay in the L1 cache for the heads that share them */
+/* Some rows of a segment and the heads that share one key head */
+typedef struct {
+    const segment *segment;
+    int64_t first_row, n_rows, kv_head, group; /* heads a key head */
+    int64_t n_keys;                            /* of the last row */
+    float *q, *scores, *sums; /* [n_rows * group, d_head], [n_rows * group, n_keys], [n_rows * group] */
+    float *values;            /* [KEYS_AT_ONCE, d_value], one after another: in the cache of keys they lie apart */
+} attention_block;
 
-/* The heads of one row that share a key head: each one's scores, their softmax, its sum of values in key order. */
-static void attend(const attention_job *j, const segment *s, int64_t row, int64_t kv_head, float *scores) {
-    const attention_shape *shape = j->shape;
-    int64_t group = shape->n_head / shape->n_kv_head, n_keys = s->position + (row - s->first_row) + 1;
-    int64_t first_head = row * shape->n_head + kv_head * group, first_key = s->slot * shape->n_ctx * shape->n_kv_head + kv_head;
-    int64_t ld_key = shape->n_kv_head * shape->d_head, ld_value = shape->n_kv_head * shape->d_value;
-    const float *values = j->values + first_key * shape->d_value;
-    float *out = j->out + first_head * shape->d_value, sums[group];
-    j->isa->matmul(j->q + first_head * shape->d_head, shape->d_head, group, j->keys + first_key * shape->d_head, ld_key,
-                   n_keys, shape->d_head, scores, n_keys);
-    for (int64_t h = 0; h < group; h++) {
-        j->isa->scale(scores + h * n_keys, j->scale, NULL, scores + h * n_keys, n_keys);
-        sums[h] = j->isa->exp_from_max(scores + h * n_keys, scores + h * n_keys, n_keys);
-    }
-    memset(out, 0, (size_t)(group * shape->d_value) * sizeof(float));
-    for (int64_t k = 0; k < n_keys; k += KEYS_AT_ONCE)
-        for (int64_t h = 0; h < group; h++)
-            j->isa->accumulate(scores + h * n_keys + k, at_most(KEYS_AT_ONCE, n_keys - k), values + k * ld_value,
-                               ld_value, out + h * shape->d_value, shape->d_value);
-    for (int64_t h = 0; h < group; h++) j->isa->divide(out + h * shape->d_value, sums[h], shape->d_value);
+static int64_t keys_of_row(const attention_block *block, int64_t t) { return block->n_keys - (block->n_rows - 1 - t); }
+
+static int64_t first_head(const attention_job *j, const attention_block *block, int64_t t) {
+    return (block->first_row + t) * j->shape->n_head + block->kv_head * block->group;
 }
 
-/* Rows of a later position first: they take longest. Segments are few, so they are simply walked. */
+/* Each row's and head's exp(scores - their maximum) over the keys that the row sees, and the sums of these. */
+static void score_keys(const attention_job *j, const attention_block *block) {
+    const attention_shape *shape = j->shape;
+    int64_t d = shape->d_head, group = block->group, n_keys = block->n_keys;
+    const float *keys = j->keys + (block->segment->slot * shape->n_ctx * shape->n_kv_head + block->kv_head) * d;
+    for (int64_t t = 0; t < block->n_rows; t++)
+        memcpy(block->q + t * group * d, j->q + first_head(j, block, t) * d, (size_t)(group * d) * sizeof(float));
+    j->isa->matmul(block->q, d, block->n_rows * group, keys, shape->n_kv_head * d, n_keys, d, block->scores, n_keys);
+    for (int64_t i = 0; i < block->n_rows * group; i++) {
+        float *scores = block->scores + i * n_keys;
+        int64_t n = keys_of_row(block, i / group);
+        j->isa->scale(scores, j->scale, NULL, scores, n);
+        block->sums[i] = j->isa->exp_from_max(scores, scores, n);
+    }
+}
+
+/* Each row's and head's sum of values, weighted by scores / sum, in the order of the keys. */
+static void add_values(const attention_job *j, const attention_block *block) {
+    const attention_shape *shape = j->shape;
+    int64_t d = shape->d_value, group = block->group, n_keys = block->n_keys;
+    const float *values = j->values + (block->segment->slot * shape->n_ctx * shape->n_kv_head + block->kv_head) * d;
+    for (int64_t t = 0; t < block->n_rows; t++)
+        memset(j->out + first_head(j, block, t) * d, 0, (size_t)(group * d) * sizeof(float));
+    for (int64_t k = 0; k < n_keys; k += KEYS_AT_ONCE) {
+        for (int64_t i = 0; i < KEYS_AT_ONCE && k + i < n_keys; i++)
+            memcpy(block->values + i * d, values + (k + i) * shape->n_kv_head * d, (size_t)d * sizeof(float));
+        for (int64_t i = 0; i < block->n_rows * group; i++) {
+            int64_t t = i / group, n = at_most(KEYS_AT_ONCE, keys_of_row(block, t) - k);
+            float *out = j->out + (first_head(j, block, t) + i % group) * d;
+            if (n > 0) j->isa->accumulate(block->scores + i * n_keys + k, n, block->values, d, out, d);
+        }
+    }
+    for (int64_t i = 0; i < block->n_rows * group; i++)
+        j->isa->divide(j->out + (first_head(j, block, i / group) + i % group) * d, block->sums[i], d);
+}
+
+static void attend(attention_job *j, attention_block *block) {
+    int64_t n = block->n_rows * block->group, d = j->shape->d_head;
+    block->n_keys = block->segment->position + (block->first_row - block->segment->first_row) + block->n_rows;
+    block->q = scratch_take((size_t)(n * (d + block->n_keys + 1) + KEYS_AT_ONCE * j->shape->d_value) * sizeof(float));
+    if (!block->q) {
+        __atomic_store_n(&j->error, KV_NO_MEMORY, __ATOMIC_RELAXED);
+        return;
+    }
+    block->scores = block->q + n * d;
+    block->sums = block->scores + n * block->n_keys;
+    block->values = block->sums + n;
+    score_keys(j, block);
+    add_values(j, block);
+    scratch_give(block->q);
+}
+
+/* Later rows first: they take longest. Segments are few, so they are simply walked. */
 static void attend_task(void *context, int64_t task) {
     attention_job *j = context;
     int64_t n_kv_head = j->shape->n_kv_head, place = task / n_kv_head;
     const segment *s = j->segments;
-    while (place >= s->n_rows) place -= (s++)->n_rows;
-    int64_t row = s->first_row + s->n_rows - 1 - place, group = j->shape->n_head / n_kv_head;
-    int64_t n_keys = s->position + (row - s->first_row) + 1;
-    float *scores = scratch_take((size_t)(group * n_keys) * sizeof(float));
-    if (scores) attend(j, s, row, task % n_kv_head, scores);
-    else __atomic_store_n(&j->error, KV_NO_MEMORY, __ATOMIC_RELAXED);
-    scratch_give(scores);
+    while (place >= n_tiles(s->n_rows, ROWS_AT_ONCE)) place -= n_tiles((s++)->n_rows, ROWS_AT_ONCE);
+    int64_t start = (n_tiles(s->n_rows, ROWS_AT_ONCE) - 1 - place) * ROWS_AT_ONCE;
+    int64_t stop = at_most(start + ROWS_AT_ONCE, s->n_rows), group = j->shape->n_head / n_kv_head;
+    int64_t step = MAX_SCORES / (group * (s->position + s->n_rows));
+    if (step < 1) step = 1;
+    for (int64_t t = start; t < stop; t += step) {
+        attention_block block = {.segment = s, .first_row = s->first_row + t, .n_rows = at_most(step, stop - t),
+                                 .kv_head = task % n_kv_head, .group = group};
+        attend(j, &block);
+    }
 }
 
 int rowops_attention(const rowops_isa *isa, const attention_shape *shape, const float *q, const float *keys,
                      const float *values, const segment *segments, int64_t n_segments, float scale, float *out,
                      int n_threads) {
-    attention_job j = {isa, shape, q, keys, values, segments, n_segments, 0, scale, out, KV_OK};
-    int64_t n_products = 0;
+    attention_job j = {isa, shape, q, keys, values, segments, scale, out, KV_OK};
+    int64_t n_products = 0, n_blocks = 0;
     for (int64_t i = 0; i < n_segments; i++) {
-        j.n_rows += segments[i].n_rows;
+        n_blocks += n_tiles(segments[i].n_rows, ROWS_AT_ONCE);
         n_products += segments[i].n_rows * (segments[i].position + segments[i].n_rows);
     }
     n_products *= shape->n_head * (shape->d_head + shape->d_value);
-    pool_run(threads_for(8 * n_products, n_threads), j.n_rows * shape->n_kv_head, attend_task, &j);
+    pool_run(threads_for(8 * n_products, n_threads), n_blocks * shape->n_kv_head, attend_task, &j);
     return j.error;
 }
 
