@@ -9,10 +9,9 @@
  *   kx1_rows.c      all       none
  *   kx1_scalar.c    all       none
  *   kx1_avx2.c      x86-64    -mavx2 -mtune=haswell
- *   kx1_avx512.c    x86-64    -mavx512f -mavx512bw -mavx512cd -mavx512dq -mavx512vl -mavx512vnni -mlzcnt -mbmi2
- *                             -mprefer-vector-width=512 (not -march=x86-64-v4, which zig cc spells otherwise)
+ *   kx1_avx512.c    x86-64    -march=x86-64-v4 -mavx512vnni -mprefer-vector-width=512
  *   kx1_neon.c      aarch64   none
- *   kx1_dotprod.c   aarch64   -mcpu=generic+dotprod (gcc, clang and zig cc know this spelling)
+ *   kx1_dotprod.c   aarch64   -march=armv8.2-a+dotprod (or -mcpu=generic+dotprod)
  *
  * A source whose flags are not given (because the target is another one, or the compiler does not know them) compiles
  * to an empty entry of the table below, so the same list builds everywhere. Nothing but kx1_isa_best() and

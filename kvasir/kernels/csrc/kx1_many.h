@@ -82,7 +82,8 @@ KX1_INLINE void add_k_block(const weight_group *g, const kx1_block *x, const int
         if (type == KX1_Q6_K) {
             if (!DOTS_ARE_32_BITS) {
                 lanes_store(offset, scaled_sums(g, x + t, type));
-                for (int r = 0; r < LANES; r++) s[r] -= 32 * offset[r];
+                for (int r = 0; r < LANES; r++) /* s alone may have wrapped; the difference fits in 32 bits */
+                    s[r] = (int32_t)((uint32_t)s[r] - 32u * (uint32_t)offset[r]);
             }
             for (int r = 0; r < LANES; r++) sum[r] += floor_shift((int64_t)g->d[0][r] * s[r], shift);
         } else {
