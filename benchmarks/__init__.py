@@ -1,0 +1,1 @@
+"""Benchmarks: one script a question, one JSON line an answer; METHODOLOGY.md says what is timed."""

@@ -1,1 +1,1 @@
-"""Pages: dashboard, contribute, playground. Empty until its first capability lands; docs/architecture.md says what belongs here."""
+"""Pages: dashboard, contribute, playground. Empty until they land; docs/architecture.md says what belongs here."""

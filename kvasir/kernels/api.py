@@ -65,7 +65,7 @@ class ExpertKernel(Protocol):
         ...
 
     def encode_rows(self, rows: FloatRows) -> EncodedRows:
-        """Rows f32 [n, d_model] in the form that travels; lossless for this kernel. Raises KernelError if not finite."""
+        """Rows f32 [n, d_model] as they travel, lossless for this kernel. Raises KernelError if not finite."""
         ...
 
     def row_bytes(self, d_model: int) -> int:
