@@ -16,7 +16,7 @@ from typing import Protocol, cast
 from kvasir.errors import EdgeError, WireError
 from kvasir.wire import FrameDecoder, encode
 from kvasir.wire_frames import Frame
-from kvasir.wire_header import Buffer, Limits
+from kvasir.wire_header import MAX_PAYLOAD_BYTES, Buffer, Limits
 
 JOINED_BYTES = 64 * 1024  # frames up to this size are sent as one piece
 PIECE_BYTES = 256 * 1024  # what the transport may hold at most, whatever a frame's size
@@ -42,11 +42,11 @@ class LinkOwner(Protocol):
 
 
 class TcpLink(asyncio.BufferedProtocol):
-    """Frames over one TCP stream. `limits` is what this side accepts; it may be replaced between frames."""
+    """Frames over one TCP stream. `limits` is what this side accepts, `max_payload_bytes` of frames of any kind."""
 
-    def __init__(self, owner: LinkOwner, limits: Limits) -> None:
+    def __init__(self, owner: LinkOwner, limits: Limits, max_payload_bytes: int = MAX_PAYLOAD_BYTES) -> None:
         self._owner = owner
-        self._decoder = FrameDecoder(limits)
+        self._decoder = FrameDecoder(limits, max_payload_bytes)
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
         self._outgoing: deque[Buffer] = deque()
@@ -67,14 +67,10 @@ class TcpLink(asyncio.BufferedProtocol):
         """Whether the link is closed or about to be."""
         return bool(self._close_reason) or self._transport is None
 
-    @property
-    def limits(self) -> Limits:
-        """What this side accepts."""
-        return self._decoder.limits
-
-    @limits.setter
-    def limits(self, limits: Limits) -> None:
+    def accept(self, limits: Limits) -> None:
+        """Take frames within these limits from now on."""
         self._decoder.limits = limits
+        self._decoder.max_payload_bytes = MAX_PAYLOAD_BYTES
 
     def send(self, frame: Frame, limits: Limits) -> None:
         """Queue a frame; its arrays must not change until it is sent. `limits` is what the other side accepts.

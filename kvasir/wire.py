@@ -20,8 +20,8 @@ from kvasir.wire_header import (
     FLAG_MORE,
     FLAG_REPLY_F16,
     HEADER_BYTES,
+    MAX_PAYLOAD_BYTES,
     PROTOCOL_LIMITS,
-    TENSOR_KINDS,
     Buffer,
     Header,
     Kind,
@@ -33,7 +33,6 @@ from kvasir.wire_header import (
 )
 from kvasir.wire_payloads import pack_payload, unpack_payload
 
-MAX_CONTROL_BYTES = 1024 * 1024
 STAGING_BYTES = 64 * 1024
 
 
@@ -49,7 +48,6 @@ def encode(frame: Frame, limits: Limits = PROTOCOL_LIMITS) -> list[Buffer]:
     else:
         kind, request, data = pack_payload(frame)
         header, payload = Header(kind, request=request, payload_bytes=len(data)), [data] if data else []
-        _check_control(header)
     header.check(limits)
     return [header.pack(payload), *payload]
 
@@ -59,7 +57,7 @@ def decode(data: Buffer, limits: Limits = PROTOCOL_LIMITS) -> Frame:
     view = memoryview(data).cast("B")
     if len(view) < HEADER_BYTES:
         raise WireError(f"{len(view)} bytes are no frame: the header alone has {HEADER_BYTES}")
-    header, check = _checked_header(view, limits)
+    header, check = unpack_header(view, limits)
     if len(view) != HEADER_BYTES + header.payload_bytes:
         raise WireError(f"frame of {len(view)} bytes, its header says {HEADER_BYTES + header.payload_bytes}")
     payload = view[HEADER_BYTES:]
@@ -72,11 +70,12 @@ class FrameDecoder:
 
     `writable` says where the next bytes go and `advance` how many came. Payloads that do not fit the 64 KiB staging
     buffer are received into their own memory directly. After a WireError the stream cannot be read further.
-    `limits` may be replaced between frames (they are wider after a handshake than before).
+    `limits` and `max_payload_bytes` (of frames of any kind) may be widened between frames, as after a handshake.
     """
 
-    def __init__(self, limits: Limits = PROTOCOL_LIMITS) -> None:
+    def __init__(self, limits: Limits = PROTOCOL_LIMITS, max_payload_bytes: int = MAX_PAYLOAD_BYTES) -> None:
         self.limits = limits
+        self.max_payload_bytes = max_payload_bytes
         self._staging = bytearray(STAGING_BYTES)
         self._staged = 0  # bytes in staging that belong to no finished frame
         self._header: Header | None = None  # of the large payload that is being received
@@ -135,7 +134,11 @@ class FrameDecoder:
         frames, at, end = list[Frame](), 0, self._staged + n_bytes
         staged = memoryview(self._staging)[:end]
         while end - at >= HEADER_BYTES:
-            header, check = _checked_header(staged[at:], self.limits)
+            header, check = unpack_header(staged[at:], self.limits)
+            if header.payload_bytes > self.max_payload_bytes:
+                raise WireError(
+                    f"payload of {header.payload_bytes} bytes is over the limit of {self.max_payload_bytes}"
+                )
             start, stop = at + HEADER_BYTES, at + HEADER_BYTES + header.payload_bytes
             if stop <= end:
                 payload = memoryview(bytearray(staged[start:stop]))  # staging is used again
@@ -159,17 +162,6 @@ class FrameDecoder:
         self._payload[: len(arrived)] = arrived
         self._crc = checksum(so_far[:CHECKED_BYTES], [arrived])
         self._received, self._header, self._check = len(arrived), header, check
-
-
-def _checked_header(data: Buffer, limits: Limits) -> tuple[Header, int]:
-    header, check = unpack_header(data, limits)
-    _check_control(header)
-    return header, check
-
-
-def _check_control(header: Header) -> None:
-    if header.kind not in TENSOR_KINDS and header.payload_bytes > MAX_CONTROL_BYTES:
-        raise WireError(f"{header.kind.name} of {header.payload_bytes} bytes, at most {MAX_CONTROL_BYTES} may travel")
 
 
 def _check_sum(header: Header, said: int, is_: int) -> None:

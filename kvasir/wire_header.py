@@ -22,6 +22,7 @@ HEADER_BYTES = HEADER.size
 CHECKED_BYTES = HEADER_BYTES - 4  # the header's bytes under the checksum: all before it
 
 MAX_PAYLOAD_BYTES = 8 * 1024 * 1024
+MAX_CONTROL_BYTES = 1024 * 1024  # of a payload without a tensor
 MAX_ROWS = 8192
 MAX_PAIRS = 65_536
 MAX_D_MODEL = 65_536
@@ -64,7 +65,7 @@ TENSOR_KINDS = frozenset({Kind.DISPATCH, Kind.RESULT})
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one side accepts. Each side states its own in Hello or Welcome, and the other side obeys."""
+    """What one side accepts in Dispatch and Result. Each side states its own at the handshake, the other obeys."""
 
     max_payload_bytes: int = MAX_PAYLOAD_BYTES
     max_rows: int = MAX_ROWS
@@ -102,9 +103,11 @@ class Header:
 
     def check(self, limits: Limits) -> None:
         """Raise WireError unless the counts agree with each other and with `limits`. Both ends call this."""
-        if self.payload_bytes > limits.max_payload_bytes:
-            raise WireError(f"payload of {self.payload_bytes} bytes is over the limit of {limits.max_payload_bytes}")
-        if self.kind not in TENSOR_KINDS:
+        is_tensor = self.kind in TENSOR_KINDS
+        most = limits.max_payload_bytes if is_tensor else MAX_CONTROL_BYTES
+        if self.payload_bytes > most:
+            raise WireError(f"{self.kind.name} payload of {self.payload_bytes} bytes is over the limit of {most}")
+        if not is_tensor:
             self._check_plain()
             return
         self._check_counts(limits)

@@ -38,7 +38,7 @@ from kvasir.worker.compute import ComputeQueue, Job
 from kvasir.worker.holdings import Holdings
 from kvasir.worker.watch import Moments
 
-HELLO_LIMITS = Limits(max_payload_bytes=4096, max_rows=1, max_pairs=1)  # until a stranger has said who it is
+HELLO_BYTES = 4096  # the largest payload from a stranger who has not said who it is
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class Connection:
         self._together: list[Job] = []  # parts of one dispatch, of which more are announced
         self.number = number
         self.n_answered = 0
-        self.link = TcpLink(self, HELLO_LIMITS)
+        self.link = TcpLink(self, service.limits, HELLO_BYTES)
 
     @property
     def is_welcome(self) -> bool:
@@ -168,7 +168,7 @@ class Connection:
             self._refuse(refusal)
             return
         self._hello = frame
-        self.link.limits = self._service.limits
+        self.link.accept(self._service.limits)
         log.info("connection %d: welcome, %s", self.number, frame.name or "nameless backbone")
         self._send(
             Welcome(

@@ -181,7 +181,6 @@ def test_large_payloads_are_received_in_place_and_stay_good() -> None:
         (Result(1, 0, np.zeros((3, 2), np.float32)), Limits(max_pairs=3), "max_pairs"),
         (dispatch(), Limits(max_payload_bytes=24), "max_payload_bytes"),
         (Result(1, 0, np.zeros((3, 2), np.float16)), Limits(max_payload_bytes=12), "max_payload_bytes"),
-        (Goaway("12345"), Limits(max_payload_bytes=7), "max_payload_bytes"),
     ],
 )
 def test_limits_hold_to_the_unit_at_both_ends(frame: Frame, limits: Limits, name: str, side: str) -> None:
@@ -219,6 +218,20 @@ def test_a_control_frame_has_a_smaller_limit() -> None:
     assert FrameDecoder().feed(header(2**20)) == []
     with pytest.raises(WireError, match="1048577"):
         FrameDecoder().feed(header(2**20 + 1))
+
+
+def test_limits_of_tensors_do_not_hold_for_other_frames() -> None:
+    frame = Goaway("longer than a byte")
+    assert decode(join(encode(frame, Limits(1, 1, 1, 1))), Limits(1, 1, 1, 1)) == frame
+
+
+def test_a_decoder_for_strangers_takes_small_frames_only() -> None:
+    for frame in (Goaway("123456"), dispatch()):
+        data = join(encode(frame))
+        (again,) = FrameDecoder(max_payload_bytes=len(data) - HEADER_BYTES).feed(data)
+        assert type(again) is type(frame)
+        with pytest.raises(WireError, match="over the limit"):
+            FrameDecoder(max_payload_bytes=len(data) - HEADER_BYTES - 1).feed(data)
 
 
 def test_a_promise_of_bytes_costs_no_memory() -> None:

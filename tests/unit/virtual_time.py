@@ -26,7 +26,7 @@ class Socket(asyncio.Transport):
         self._is_closing = False
         self.frames: list[Frame] = []  # that the protocol wrote
         self.is_stuck = False  # the other side reads nothing and never closes
-        self.is_reading = True
+        self.reads = True
         self.was_aborted = False
         self.n_unread = 0
         protocol.connection_made(self)
@@ -72,10 +72,10 @@ class Socket(asyncio.Transport):
         return self._is_closing
 
     def pause_reading(self) -> None:
-        self.is_reading = False
+        self.reads = False
 
     def resume_reading(self) -> None:
-        self.is_reading = True
+        self.reads = True
 
     def can_write_eof(self) -> bool:
         return True
