@@ -192,7 +192,7 @@ class NativeRowOps:
         _check("state", state, None, n_v_head, d_v, q.shape[2])
         numbers = _segments(segments, n_rows, len(state), None)
         decay, out = self.exp(log_decay), np.empty_like(v)
-        shape = (ctypes.c_int64 * 4)(q.shape[1], n_v_head, d_v, q.shape[2])
+        shape = (ctypes.c_int64 * 4)(q.shape[1], n_v_head, q.shape[2], d_v)
         arrays = (_at(array) for array in (q, k, v, decay, beta, state, numbers))
         self._lib.kv_delta_rule(self._isa, shape, *arrays, len(numbers), _at(out), self.n_threads)
         return out
