@@ -10,8 +10,9 @@ import struct
 from collections.abc import Iterator
 
 from kvasir.errors import WireError
+from kvasir.kernels.api import RowFormat
 from kvasir.wire import decode, encode, join
-from kvasir.wire_frames import Frame, Hello, Role
+from kvasir.wire_frames import Frame, Hello, Role, Welcome
 from kvasir.wire_header import HEADER_BYTES, MAX_PAYLOAD_BYTES, Buffer, Limits
 
 RECORD = struct.Struct("<II")
@@ -55,6 +56,13 @@ def record_spans(message: Buffer) -> Iterator[tuple[int, int, int]]:
 def opening_message(hello: Hello) -> bytes:
     """The first message of a socket: the role byte, then the hello's frame."""
     return bytes([hello.role]) + join(encode(hello))
+
+
+def relay_welcome(hello: Hello, name: str, credit_bytes: int) -> Welcome:
+    """The relay's own answer to a hello that it accepts, on edge 0. It holds no experts: only its limits count."""
+    limits = Limits(max_inflight_bytes=credit_bytes)
+    prints = hello.model_fingerprint, hello.kernel_fingerprint, hello.kernel
+    return Welcome(*prints, RowFormat.F32, d_model=1, ranges=(), limits=limits, name=name)
 
 
 def read_opening(message: Buffer) -> Hello:

@@ -15,5 +15,6 @@ from django.urls import path  # noqa: E402
 
 from relay.site import service  # noqa: E402
 
-sockets = URLRouter([path("relay", service.application)])
-application = ProtocolTypeRouter({"http": pages, "websocket": sockets})
+# Channels has no types, and Django's path is told of an ASGI application where it knows only views
+sockets = URLRouter([path("relay", service.application)])  # type: ignore[no-untyped-call, arg-type]
+application = ProtocolTypeRouter({"http": pages, "websocket": sockets})  # type: ignore[no-untyped-call]

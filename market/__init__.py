@@ -1,1 +1,1 @@
-"""Control plane: nodes, coverage, scarcity, leases, rewards. Empty until its first capability lands; docs/architecture.md says what belongs here."""
+"""Control plane: nodes and their tokens today; coverage, scarcity, leases and rewards follow."""

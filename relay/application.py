@@ -13,9 +13,8 @@ from typing import Any
 
 from kvasir import __version__
 from kvasir.errors import WireError, WireVersionError
-from kvasir.relay_records import MAX_MESSAGE_BYTES, RELAY_EDGE, read_opening, record
+from kvasir.relay_records import MAX_MESSAGE_BYTES, RELAY_EDGE, read_opening, record, relay_welcome
 from kvasir.wire_frames import Hello, Refuse, RefuseCode, Role, clipped
-from kvasir.wire_header import Limits
 from market.tokens import TokenHolder, TokenRefusedError, TokenScope
 from relay.hub import POLICY_VIOLATION, Hub
 from relay.outbox import Outbox
@@ -35,6 +34,14 @@ log = logging.getLogger(__name__)
 
 class SocketGoneError(Exception):
     """The other side closed the socket, or the network did."""
+
+
+class _RefusedError(Exception):
+    """This socket is not welcome."""
+
+    def __init__(self, code: RefuseCode, message: str) -> None:
+        super().__init__(message)
+        self.refusal = Refuse(code, message)
 
 
 class RelayApplication:
@@ -65,10 +72,11 @@ class RelayApplication:
         self._n_strangers += 1
         try:
             if self._n_strangers > MAX_STRANGERS:
-                return await socket.refuse(Refuse(RefuseCode.FULL, f"{MAX_STRANGERS} sockets have yet to say hello"))
+                raise _RefusedError(RefuseCode.FULL, f"{MAX_STRANGERS} sockets have yet to say hello")
             async with asyncio.timeout(self._hello_deadline_s):
                 hello = read_opening(await socket.receive_bytes())
                 holder = await self._check_token(hello.token, SCOPES[hello.role])
+            return self._joining(socket, hello, holder)
         except TimeoutError:
             refusal = Refuse(RefuseCode.DEADLINE, f"no hello within {self._hello_deadline_s:g} s")
         except WireVersionError as error:
@@ -77,30 +85,23 @@ class RelayApplication:
             refusal = Refuse(RefuseCode.MALFORMED, clipped(str(error)))
         except TokenRefusedError as error:
             refusal = Refuse(RefuseCode.TOKEN, clipped(str(error)))
-        else:
-            return await self._join(socket, hello, holder)
+        except _RefusedError as error:
+            refusal = error.refusal
         finally:
             self._n_strangers -= 1
-        return await socket.refuse(refusal)
+        await socket.refuse(refusal)
+        return None
 
-    async def _join(self, socket: _Socket, hello: Hello, holder: TokenHolder) -> Station | None:
+    def _joining(self, socket: _Socket, hello: Hello, holder: TokenHolder) -> Station:
         outbox = Outbox(socket.send_bytes, asyncio.get_running_loop().time)
-        name = f"{hello.role.name.lower()} {holder.name!r} ({holder.public_id})"
-        station = Station(hello, holder.public_id, name, outbox, socket.close)
+        who = f"{hello.role.name.lower()} {holder.name!r} ({holder.public_id})"
+        station = Station(hello, holder.public_id, who, outbox, socket.close)
         refusal = self.hub.refusal(station)
         if refusal is not None:
-            return await socket.refuse(refusal)
+            raise _RefusedError(refusal.code, refusal.message)
         socket.accept_large_messages()
-        limits = Limits(max_inflight_bytes=self.hub.limits.credit_bytes)
-        answer = Hello(
-            hello.role,
-            hello.model_fingerprint,
-            hello.kernel_fingerprint,
-            hello.kernel,
-            limits,
-            f"kvasir-relay {__version__} {self.hub.relay_id}",
-        )
-        station.tell(RELAY_EDGE, answer)
+        name = f"kvasir-relay {__version__} {self.hub.relay_id}"
+        station.tell(RELAY_EDGE, relay_welcome(hello, name, self.hub.limits.credit_bytes))
         return station
 
     async def _serve(self, station: Station, socket: _Socket) -> None:

@@ -152,7 +152,7 @@ class EdgeLedger:
         self._used_bytes -= cost
         if facts.kind == Kind.RESULT and facts.payload_bytes > reply_bytes:
             raise EdgeBrokenError(
-                f"the worker's answer to request {facts.request} has {facts.payload_bytes} bytes, {reply_bytes} are owed"
+                f"the answer to request {facts.request} has {facts.payload_bytes} bytes, the worker owes {reply_bytes}"
             )
         self._notices_left = min(self._notices_left + 1, MAX_NOTICES)
 

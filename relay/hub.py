@@ -176,8 +176,10 @@ class Hub:
         ledger = EdgeLedger(self.limits.credit_bytes)
         edge = Edge(self._free_number(), backbone, worker, ledger, datetime.now(UTC), self._clock())
         self._edges[edge.number] = backbone.edges[edge.number] = worker.edges[edge.number] = edge
-        # the worker gets the very hello that it would get over TCP, but for the token
-        worker.tell(edge.number, replace(backbone.hello, token=""))
+        # the worker gets the hello that it would get over TCP, but for the token and the edge's credit
+        limits = backbone.hello.limits
+        limits = replace(limits, max_inflight_bytes=min(limits.max_inflight_bytes, self.limits.credit_bytes))
+        worker.tell(edge.number, replace(backbone.hello, token="", limits=limits))
         log.info("edge %d: %s with %s", edge.number, backbone.name, worker.name)
 
     def _free_number(self) -> int:

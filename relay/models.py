@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from django.db import models
 
 
@@ -22,7 +24,9 @@ class EdgeUsage(models.Model):
     mood = models.CharField(max_length=200)
 
     class Meta:
-        indexes = [models.Index(fields=["worker_token", "began"], name="edge_usage_by_worker")]
+        """One index, for the usage of a worker over time."""
+
+        indexes: ClassVar = [models.Index(fields=["worker_token", "began"], name="edge_usage_by_worker")]
 
     def __str__(self) -> str:
         return f"edge {self.edge} of relay {self.relay_id}: {self.mood}"

@@ -23,10 +23,10 @@ def serve(
     host: str,
     port: int,
     *,
-    on_start: Callable[[], None],
+    on_start: Callable[[int], None],
     on_stop: Callable[[], Awaitable[None]],
 ) -> None:
-    """Serve until told to stop. `on_start` is called on the event loop once the server listens.
+    """Serve until told to stop. `on_start` is called with the port, on the event loop, once the server listens.
 
     Raises ConfigError when the address cannot be had.
     """
@@ -38,7 +38,7 @@ def serve(
         server_name="",
         verbosity=0,
     )
-    reactor.callWhenRunning(_call_in_loop, on_start)
+    reactor.callWhenRunning(_call_when_listening, server, on_start)
     server.run()
     if server.failure:
         raise ConfigError(f"cannot listen on {host}:{port}: {server.failure}")
@@ -59,5 +59,7 @@ def check_address(host: str, port: int) -> None:
         ) from error
 
 
-def _call_in_loop(function: Callable[[], None]) -> None:
-    asyncio.get_event_loop().call_soon(function)
+def _call_when_listening(server: RelayServer, on_start: Callable[[int], None]) -> None:
+    if server.listening_addresses:
+        _, port = server.listening_addresses[0]
+        asyncio.get_event_loop().call_soon(on_start, port)

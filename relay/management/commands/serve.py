@@ -20,21 +20,24 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
-        parser.add_argument("--port", type=int, default=8000, help="port to listen on (default %(default)s)")
+        parser.add_argument(
+            "--port", type=int, default=8000, help="port to listen on (default %(default)s; 0: any free one)"
+        )
 
     def handle(self, *_args: Any, **options: Any) -> None:
         application = import_string(settings.ASGI_APPLICATION)
         from relay.site import service  # after the application: that sets up what it needs
 
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-        host, port = options["host"], options["port"]
+        host = options["host"]
+        shown = f"[{host}]" if ":" in host else host
 
-        def started() -> None:
+        def started(port: int) -> None:
             service.start()
-            self.stdout.write(f"serving on http://{host}:{port}, relay at ws://{host}:{port}/relay")
+            self.stdout.write(f"serving on http://{shown}:{port}, relay at ws://{shown}:{port}/relay")
             self.stdout.flush()
 
         try:
-            serve(application, host, port, on_start=started, on_stop=service.stop)
+            serve(application, host, options["port"], on_start=started, on_stop=service.stop)
         except ConfigError as error:
             raise CommandError(str(error)) from error

@@ -1,0 +1,247 @@
+"""One WebSocket to a relay, for either role: opening, records in and out, signs of life.
+
+Backbones (`relay_edge`) and workers (`worker.join`) hold one for each relay. Frames of many edges share it; what has
+gathered while a message leaves goes out as one bundle. Reconnecting is its owner's business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Self
+
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, WebSocketException
+
+from kvasir.edge_keepalive import KeepAlive, KeepAliveAction, keepalive_action
+from kvasir.errors import EdgeError, EdgeTimeout, HandshakeRefused, WireError
+from kvasir.relay_directory import checked_url
+from kvasir.relay_link import RelayLink
+from kvasir.relay_records import (
+    MAX_BUNDLE_BYTES,
+    MAX_MESSAGE_BYTES,
+    RECORD,
+    RELAY_EDGE,
+    opening_message,
+    record_spans,
+)
+from kvasir.wire import decode
+from kvasir.wire_frames import Frame, Goaway, Hello, Ping, Pong, Refuse, Role, Welcome
+from kvasir.wire_header import HEADER, Buffer, Kind
+
+LOOK_EVERY_S = 1.0
+CLOSE_DEADLINE_S = 2.0
+MAX_WAITING_MESSAGES = 8  # received and not yet taken; then the library stops reading
+FIRST_OF_EDGE = {Role.WORKER: Kind.HELLO, Role.BACKBONE: Kind.WELCOME}  # what opens an edge, by who receives it
+
+
+class _Connection(ClientConnection):
+    """Notes when bytes came: a large message is a sign of life before it is complete."""
+
+    last_received = 0.0
+
+    def data_received(self, data: bytes) -> None:
+        self.last_received = self.loop.time()
+        super().data_received(data)
+
+
+class RelaySocket:
+    """An open socket. `closed` yields why it ended; edges that are open then are lost."""
+
+    def __init__(
+        self, url: str, hello: Hello, on_edge: Callable[[RelayLink], None], keep_alive: KeepAlive | None = None
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._url = url
+        self._hello = hello
+        self._on_edge = on_edge
+        self._keep_alive = keep_alive or KeepAlive()
+        self._links: dict[int, RelayLink] = {}
+        self._outgoing: deque[tuple[RelayLink | None, list[Buffer], int, int]] = deque()
+        self._has_outgoing = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._connection: _Connection | None = None
+        self._welcome: Welcome | None = None
+        self.goaway = ""
+        self.closed: asyncio.Future[str] = self._loop.create_future()
+
+    @classmethod
+    async def connect(
+        cls,
+        url: str,
+        hello: Hello,
+        *,
+        on_edge: Callable[[RelayLink], None],
+        deadline_s: float,
+        keep_alive: KeepAlive | None = None,
+    ) -> Self:
+        """Open a socket and have the hello accepted, all within `deadline_s` seconds.
+
+        `on_edge` is called for every edge that opens and sets the link's owner. Raises ConfigError for an address
+        that cannot be, HandshakeRefused with the relay's reason, EdgeTimeout, or EdgeError when nobody answers.
+        """
+        socket = cls(checked_url(url), hello, on_edge, keep_alive)
+        try:
+            async with asyncio.timeout(deadline_s):
+                await socket._open()
+        except TimeoutError as error:
+            socket._abort("no answer before the deadline")
+            raise EdgeTimeout(f"relay {url}: no answer to the hello within {deadline_s:g} s") from error
+        except (OSError, WebSocketException) as error:
+            socket._abort("it cannot be reached")
+            raise EdgeError(f"relay {url} cannot be reached: {error}") from error
+        except BaseException:
+            socket._abort("the handshake was given up")
+            raise
+        socket._tasks = [
+            socket._loop.create_task(work) for work in (socket._receive(), socket._send(), socket._stay_alive())
+        ]
+        return socket
+
+    @property
+    def welcome(self) -> Welcome:
+        """The relay's answer; its limits hold the credit of an edge. Raises EdgeError before it has come."""
+        if self._welcome is None:
+            raise EdgeError(f"relay {self._url} has not answered yet")
+        return self._welcome
+
+    async def close(self, reason: str) -> None:
+        """Send what is queued, close, and end every edge."""
+        connection = self._connection
+        if connection is not None and not self.closed.done():
+            with suppress(TimeoutError, ConnectionClosed):
+                async with asyncio.timeout(CLOSE_DEADLINE_S):
+                    while self._outgoing and not self.closed.done():
+                        await asyncio.sleep(0)
+                    await connection.close(reason=reason[:100])
+        self._abort(reason)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # What links call
+
+    def post(self, link: RelayLink | None, buffers: list[Buffer], n_bytes: int) -> None:
+        """Queue one frame of an edge, or of the relay's own when there is no link."""
+        self._outgoing.append((link, buffers, link.number if link is not None else RELAY_EDGE, n_bytes))
+        self._has_outgoing.set()
+
+    def forget(self, link: RelayLink) -> None:
+        """Drop what still comes for an edge."""
+        self._links.pop(link.number, None)
+
+    async def _open(self) -> None:
+        self._connection = connection = await connect(  # type: ignore[assignment]
+            self._url,
+            create_connection=_Connection,
+            compression=None,
+            max_size=MAX_MESSAGE_BYTES,
+            max_queue=MAX_WAITING_MESSAGES,
+            ping_interval=None,  # `_stay_alive` does that, and counts any byte as a sign of life
+            open_timeout=None,
+            proxy=None,
+        )
+        await connection.send(opening_message(self._hello))
+        while self._welcome is None:
+            self._take(await connection.recv(decode=False))
+
+    async def _receive(self) -> None:
+        reason = "the relay closed the socket"
+        connection = self._open_connection()
+        try:
+            while True:
+                self._take(await connection.recv(decode=False))
+        except ConnectionClosed as error:
+            close = error.rcvd or error.sent
+            reason = f"socket closed ({close.code}: {close.reason})" if close else "connection lost"
+        except (WireError, HandshakeRefused) as error:
+            reason = str(error)
+        self._abort(f"relay {self._url}: {reason}")
+
+    def _take(self, message: bytes) -> None:
+        view = memoryview(message)
+        for number, start, stop in record_spans(message):
+            if number == RELAY_EDGE:
+                self._hear(decode(view[start:stop]))
+                continue
+            link = self._links.get(number)
+            if link is None:
+                if HEADER.unpack_from(message, start)[2] != FIRST_OF_EDGE[self._hello.role]:
+                    continue  # for an edge that this side has closed
+                link = self._links[number] = RelayLink(number, self, self._loop.time)
+                self._on_edge(link)
+            link.take(view[start:stop])
+
+    def _hear(self, frame: Frame) -> None:
+        """What the relay itself says."""
+        match frame:
+            case Welcome():
+                self._welcome = frame
+            case Refuse(code, message):
+                raise HandshakeRefused(f"relay {self._url} refused ({code.name}): {message}")
+            case Goaway(reason):
+                self.goaway = reason or "the relay stops"
+            case Ping() | Pong():
+                pass
+            case _:
+                raise WireError(f"{type(frame).__name__} from the relay itself is out of place")
+
+    async def _send(self) -> None:
+        connection = self._open_connection()
+        with suppress(ConnectionClosed):  # `_receive` meets the same and says why
+            while True:
+                await self._has_outgoing.wait()
+                taken, message = self._next_bundle()
+                await connection.send(message)
+                for link, n_bytes in taken:
+                    if link is not None:
+                        link.sent(n_bytes)
+
+    def _next_bundle(self) -> tuple[list[tuple[RelayLink | None, int]], bytes]:
+        taken, parts, total = list[tuple[RelayLink | None, int]](), list[Buffer](), 0
+        while self._outgoing and (not taken or total + self._outgoing[0][3] <= MAX_BUNDLE_BYTES):
+            link, buffers, number, n_bytes = self._outgoing.popleft()
+            parts += [RECORD.pack(number, n_bytes - RECORD.size), *buffers]
+            taken.append((link, n_bytes))
+            total += n_bytes
+        if not self._outgoing:
+            self._has_outgoing.clear()
+        return taken, b"".join(parts)
+
+    async def _stay_alive(self) -> None:
+        connection = self._open_connection()
+        pinged, n_unsent = self._loop.time() - self._keep_alive.interval_s, 0
+        heard = self._loop.time()
+        while True:
+            await asyncio.sleep(min(LOOK_EVERY_S, self._keep_alive.interval_s / 2))
+            now, n_waiting = self._loop.time(), connection.transport.get_write_buffer_size()
+            heard = max(heard, connection.last_received, now if n_waiting < n_unsent else 0.0)
+            n_unsent = n_waiting
+            match keepalive_action(now, heard, pinged, self._keep_alive):
+                case KeepAliveAction.PING:
+                    pinged = now
+                    with suppress(ConnectionClosed):
+                        await connection.ping()
+                case KeepAliveAction.GIVE_UP:
+                    self._abort(f"relay {self._url} gave no sign of life for {now - heard:.1f} s")
+                case KeepAliveAction.NOTHING:
+                    pass
+
+    def _open_connection(self) -> _Connection:
+        if self._connection is None:
+            raise EdgeError(f"relay {self._url} is not connected")
+        return self._connection
+
+    def _abort(self, reason: str) -> None:
+        """Close for good: every edge is lost now."""
+        if self.closed.done():
+            return
+        self.closed.set_result(reason)
+        if self._connection is not None:
+            self._connection.transport.abort()
+        for link in tuple(self._links.values()):
+            link.lost(reason)
+        current = asyncio.current_task()
+        for task in self._tasks:
+            if task is not current:
+                task.cancel()
