@@ -1,0 +1,70 @@
+"""Greedy decoding with the engine, timed step by step. `bench_generate` and `generate_profile` use it.
+
+No sequence ends early: end-of-generation tokens are biased away, so that every run makes the same number of tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from backbone.engine.dispatch import ExpertDispatcher
+from backbone.engine.engine import Engine
+from backbone.engine.expert_store import ExpertStore
+from backbone.engine.loaded_model import LoadedModel
+from backbone.engine.sampling_params import SamplingParams
+from backbone.engine.sequence import Sequence as EngineSequence
+from backbone.engine.tally import Tally
+from backbone.engine.transport import Transport
+from kvasir.kernels.kx1 import KX1Kernel
+
+NEVER = -100.0  # added to a logit
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """One run: the tokens of each prompt, and the seconds of all steps after the one that made the first tokens."""
+
+    token_ids: list[list[int]]
+    seconds: float
+    n_fallback: int  # routed pairs that the backbone's own replica computed
+
+    @property
+    def tok_s(self) -> float:
+        """Decoded tokens a second, all sequences together."""
+        return sum(len(ids) - 1 for ids in self.token_ids) / self.seconds
+
+
+@contextmanager
+def opened(path: Path, *, n_slot: int, n_ctx: int, n_threads: int) -> Iterator[LoadedModel]:
+    """A model whose dense path and experts use `n_threads` each; they never run at once."""
+    with LoadedModel.open(path, n_slot=n_slot, n_ctx=n_ctx, n_threads=n_threads) as loaded:
+        store = ExpertStore(loaded.index, loaded.card, KX1Kernel(n_threads=n_threads))
+        yield replace(loaded, store=store)
+
+
+def decode(loaded: LoadedModel, transport: Transport, prompts: Sequence[Sequence[int]], n_tokens: int) -> Decoding:
+    """Prefill the prompts in one step, then decode them together to `n_tokens` each."""
+    params = SamplingParams(
+        temperature=0.0, max_tokens=n_tokens, logit_bias=dict.fromkeys(loaded.tokenizer.eog_ids, NEVER)
+    )
+    tally = Tally()
+    experts = ExpertDispatcher(loaded.store, transport, on_served=tally.add)
+    engine = Engine(loaded.model, experts, max_rows=sum(map(len, prompts)))
+    sequences = [EngineSequence(str(number), ids, params, loaded.tokenizer) for number, ids in enumerate(prompts)]
+    seconds = asyncio.run(_steps(engine, sequences))
+    return Decoding([sequence.output_ids for sequence in sequences], seconds, tally.n_fallback)
+
+
+async def _steps(engine: Engine, sequences: Sequence[EngineSequence]) -> float:
+    for sequence in sequences:
+        engine.add(sequence)
+    await engine.step()
+    started = time.perf_counter()
+    while engine.has_work:
+        await engine.step()
+    return time.perf_counter() - started
