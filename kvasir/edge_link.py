@@ -137,12 +137,7 @@ class TcpLink(asyncio.BufferedProtocol):
         self.bytes_received += nbytes
         if self._discard is not None:
             return
-        try:
-            frames = self._decoder.advance(nbytes)
-        except WireError as error:
-            self._discard = bytearray(4096)
-            self._owner.bytes_refused(error)
-            return
+        frames = self._decoder.advance(nbytes)
         if not self._decoder.is_mid_frame:
             self.frame_began = None
         elif frames or self.frame_began is None:
@@ -150,6 +145,9 @@ class TcpLink(asyncio.BufferedProtocol):
         for frame in frames:
             if self._discard is None:  # the owner may have closed after an earlier frame
                 self._owner.frame_received(frame)
+        if self._decoder.failure is not None and self._discard is None:
+            self._discard = bytearray(4096)
+            self._owner.bytes_refused(self._decoder.failure)
 
     def pause_writing(self) -> None:
         self._is_write_paused = True

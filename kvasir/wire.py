@@ -83,7 +83,7 @@ class FrameDecoder:
         self._crc = 0
         self._payload = memoryview(b"")
         self._received = 0
-        self._failure: WireError | None = None
+        self.failure: WireError | None = None  # why the stream cannot be read further
 
     @property
     def is_mid_frame(self) -> bool:
@@ -91,47 +91,53 @@ class FrameDecoder:
         return self._staged > 0 or self._header is not None
 
     def feed(self, data: Buffer) -> list[Frame]:
-        """Frames that are complete with these bytes. Raises WireError."""
+        """Frames that are complete with these bytes. Raises WireError, and then the frames before it are lost."""
         view, frames = memoryview(data).cast("B"), list[Frame]()
         while view:
             space = self.writable()
             n_bytes = min(len(space), len(view))
             space[:n_bytes] = view[:n_bytes]
             frames += self.advance(n_bytes)
+            if self.failure is not None:
+                raise self.failure
             view = view[n_bytes:]
         return frames
 
     def writable(self) -> memoryview:
         """Where the next bytes of the stream are to be written; never empty. Raises WireError after a failure."""
-        if self._failure is not None:
-            raise self._failure
+        if self.failure is not None:
+            raise self.failure
         if self._header is not None:
             return self._payload[self._received :]
         return memoryview(self._staging)[self._staged :]
 
     def advance(self, n_bytes: int) -> list[Frame]:
-        """Frames that are complete now that `n_bytes` were written to `writable()`. Raises WireError."""
-        try:
-            return self._advance_payload(n_bytes) if self._header is not None else self._advance_staging(n_bytes)
-        except WireError as error:
-            self._failure = error
-            raise
+        """Frames that are complete now that `n_bytes` were written to `writable()`.
 
-    def _advance_payload(self, n_bytes: int) -> list[Frame]:
-        header = self._header
-        if header is None:
-            return []
+        Never raises: those before a bad one are returned, and `failure` says what is wrong with the bad one.
+        """
+        frames: list[Frame] = []
+        try:
+            if self._header is not None:
+                self._advance_payload(self._header, n_bytes, frames)
+            else:
+                self._advance_staging(n_bytes, frames)
+        except WireError as error:
+            self.failure = error
+        return frames
+
+    def _advance_payload(self, header: Header, n_bytes: int, frames: list[Frame]) -> None:
         arrived = self._payload[self._received : self._received + n_bytes]
         self._crc = zlib.crc32(arrived, self._crc)  # while the bytes are still in cache
         self._received += n_bytes
         if self._received < len(self._payload):
-            return []
+            return
         payload, self._payload, self._header = self._payload, memoryview(b""), None
         _check_sum(header, self._check, self._crc)
-        return [_frame(header, payload)]
+        frames.append(_frame(header, payload))
 
-    def _advance_staging(self, n_bytes: int) -> list[Frame]:
-        frames, at, end = list[Frame](), 0, self._staged + n_bytes
+    def _advance_staging(self, n_bytes: int, frames: list[Frame]) -> None:
+        at, end = 0, self._staged + n_bytes
         staged = memoryview(self._staging)[:end]
         while end - at >= HEADER_BYTES:
             header, check = unpack_header(staged[at:], self.limits)
@@ -153,7 +159,6 @@ class FrameDecoder:
         self._staged = end - at
         if at:
             self._staging[: self._staged] = bytes(staged[at:end])
-        return frames
 
     def _start_payload(self, header: Header, check: int, so_far: memoryview) -> None:
         arrived = so_far[HEADER_BYTES:]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import Callable
 
 from kvasir.edge_link import LINGER_S
@@ -48,7 +49,9 @@ class WorkerServer:
         try:
             self._server = await loop.create_server(lambda: self._new_connection().link, host, port)
         except OSError as error:
-            raise ConfigError(f"--listen {host}:{port} cannot be bound: {error.strerror or error}") from error
+            raise ConfigError(
+                f"--listen {host}:{port} cannot be bound: {os.strerror(error.errno) if error.errno else error}"
+            ) from error
         self._service.queue.start()
         self._watching = loop.create_task(self._watch())
         bound = self._server.sockets[0].getsockname()

@@ -258,6 +258,15 @@ def test_a_decoder_that_failed_stays_failed() -> None:
         decoder.feed(join(encode(Ping(1))))
 
 
+def test_frames_before_a_bad_one_are_not_lost() -> None:
+    decoder, data = FrameDecoder(), join(encode(Ping(1))) + join(encode(Ping(2))) + bytes(40)
+    decoder.writable()[: len(data)] = data
+    assert decoder.advance(len(data)) == [Ping(1), Ping(2)]
+    assert decoder.failure is not None
+    with pytest.raises(WireError):
+        decoder.writable()
+
+
 # What a hostile or mistaken sender may write
 
 
