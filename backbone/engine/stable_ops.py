@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import gguf
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -18,7 +17,7 @@ from backbone.engine.ops import KVLayer, Linear, Segment
 from kvasir.errors import KernelError
 from kvasir.experts import WeightMatrix
 from kvasir.kernels import native
-from kvasir.kernels.float_kernel import dequantised, is_dequantisable
+from kvasir.kernels.float_kernel import dequantised
 from kvasir.kernels.kx1 import KX1Kernel, KX1Matrix, matrix_refusal
 from kvasir.kernels.rowops import NativeRowOps
 
@@ -65,11 +64,12 @@ class StableOps:
         ids = token_ids.numpy()
         if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < matrix.n_out:
             raise KernelError(f"token ids {int(ids.min())} to {int(ids.max())} are not all below {matrix.n_out}")
-        if not is_dequantisable(matrix.quant_type):
-            raise KernelError(f"embeddings of type {matrix.quant_type.name} cannot be dequantised")
-        blocks = matrix.data.reshape(matrix.n_out, -1)[ids]
-        values = gguf.dequantize(blocks, matrix.quant_type)
-        return torch.from_numpy(np.array(values, np.float32).reshape(-1, matrix.n_in))
+        if not len(ids):
+            return torch.empty(0, matrix.n_in)
+        rows = np.ascontiguousarray(
+            matrix.data.reshape(matrix.n_out, -1)[ids]
+        )  # a copy: the result may be a view of it
+        return torch.from_numpy(dequantised(WeightMatrix(matrix.quant_type, len(ids), matrix.n_in, rows.reshape(-1))))
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Over the last dimension."""
