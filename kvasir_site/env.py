@@ -43,3 +43,31 @@ def env_secret(name: str, environ: Mapping[str, str] = os.environ) -> str | None
     if value is not None and len(value) < 32:
         raise ConfigError(f"{name} has {len(value)} characters: a secret needs at least 32")
     return value
+
+
+def env_int(name: str, default: int, low: int, high: int, environ: Mapping[str, str] = os.environ) -> int:
+    """A whole number. Raises ConfigError when it is none, or not from `low` to `high`."""
+    value = environ.get(name)
+    if value is None:
+        return default
+    try:
+        number = int(value)
+    except ValueError:
+        number = low - 1
+    if not low <= number <= high:
+        raise ConfigError(f"{name}={value!r} is not a whole number from {low} to {high}")
+    return number
+
+
+def env_float(name: str, default: float, low: float, high: float, environ: Mapping[str, str] = os.environ) -> float:
+    """A number. Raises ConfigError when it is none, or not from `low` to `high`."""
+    value = environ.get(name)
+    if value is None:
+        return default
+    try:
+        number = float(value)
+    except ValueError:
+        number = low - 1
+    if not low <= number <= high:  # a NaN is in no range
+        raise ConfigError(f"{name}={value!r} is not a number from {low:g} to {high:g}")
+    return number

@@ -7,7 +7,7 @@ import secrets
 from pathlib import Path
 
 from kvasir_site.database_url import database_from_url
-from kvasir_site.env import env_bool, env_list, env_secret
+from kvasir_site.env import env_bool, env_float, env_int, env_list, env_secret
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 
@@ -48,5 +48,13 @@ CELERY_TASK_SERIALIZER = "json"
 CELERY_ACCEPT_CONTENT = ["json"]
 CELERY_TASK_IGNORE_RESULT = True
 CELERY_WORKER_POOL = "threads"
+CELERY_TASK_ACKS_LATE = False  # a request is never generated twice: see backbone/tasks.py
+CELERY_WORKER_DISABLE_PREFETCH = True  # what a busy backbone cannot start stays on the queue for another one
+CELERY_BROKER_CONNECTION_MAX_RETRIES = None
+CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
+
+# How many requests may wait on the queue, and how long: one that no backbone took by then is never started.
+KVASIR_QUEUE_LIMIT = env_int("KVASIR_QUEUE_LIMIT", 256, 1, 1_000_000)
+KVASIR_QUEUE_WAIT_S = env_float("KVASIR_QUEUE_WAIT_S", 120.0, 1.0, 86400.0)
 
 DEMO_MODEL = BASE_DIR / "models" / "kvasir-demo-moe.q4_k_m.gguf"

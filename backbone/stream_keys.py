@@ -1,0 +1,64 @@
+"""Names of everything that the backbone keeps in Redis, in one place for writers and readers.
+
+Used by `stream` (the web's side) and by the backbone's writers. It holds names and fixed times, no connection.
+"""
+
+from __future__ import annotations
+
+TASK = "backbone.tasks.generate"
+QUEUE = "backbone"
+CANCEL_CHANNEL = "gen-cancel"
+MODEL_NAMES = "model-names"  # a set: names that have, or had, a `models:<name>` hash
+BACKBONES = "backbones"  # a set: ids that have, or had, a lease
+EVENT_FIELD = "e"
+
+LEASE_S = 3
+LEASE_REFRESH_S = 1.0
+STATS_EXPIRY_S = 10
+MODEL_EXPIRY_S = 10
+KEEP_S = 300  # a stream that nothing is written to any more
+CLAIM_MARGIN_S = 3600  # a claim outlives its request, so that a late redelivery still finds it
+MAX_EVENTS = 16384  # of one stream
+
+
+def stream_key(request_id: str) -> str:
+    """The stream of a request's events."""
+    return f"gen:{request_id}"
+
+
+def owner_key(request_id: str) -> str:
+    """Which backbone took the request."""
+    return f"gen:{request_id}:owner"
+
+
+def cancelled_key(request_id: str) -> str:
+    """Set when the request was cancelled, perhaps before any backbone took it."""
+    return f"gen:{request_id}:cancelled"
+
+
+def lease_key(backbone_id: str) -> str:
+    """There while the backbone lives."""
+    return f"alive:{backbone_id}"
+
+
+def stats_key(backbone_id: str) -> str:
+    """The backbone's counters."""
+    return f"stats:{backbone_id}"
+
+
+def model_key(name: str) -> str:
+    """What is known of a served model."""
+    return f"models:{name}"
+
+
+def entry_id(number: int) -> str:
+    """The id of a stream's event number `number`, from 1. Consecutive, so that a gap shows and a repeat is refused."""
+    return f"{number}-0"
+
+
+def entry_number(entry: str) -> int:
+    """The number of an entry id; 0 for "0", the beginning. Raises ValueError for anything else."""
+    first, _, second = entry.partition("-")
+    if second not in {"", "0"} or not first.isascii() or not first.isdigit():
+        raise ValueError(f"{entry!r} is no id of this stream: ids are NUMBER-0")
+    return int(first)
