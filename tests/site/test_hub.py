@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import io
 import os
@@ -147,6 +148,16 @@ def test_a_range_that_was_not_asked_for_is_refused(puller: Puller, hub: tuple[st
 def test_a_leftover_that_is_too_long_is_dropped(puller: Puller) -> None:
     puller.into.mkdir()
     (puller.into / f"tiny.Q4_K_M.{hashlib.sha256(DATA).hexdigest()[:8]}.gguf.part").write_bytes(DATA + b"x")
+    assert puller()[0].read_bytes() == DATA
+
+
+def test_two_pulls_of_one_file_do_not_mix(puller: Puller) -> None:
+    puller.into.mkdir()
+    part = puller.into / f"tiny.Q4_K_M.{hashlib.sha256(DATA).hexdigest()[:8]}.gguf.part"
+    with part.open("wb") as other:
+        fcntl.flock(other.fileno(), fcntl.LOCK_EX)
+        with pytest.raises(DownloadError, match="another process is downloading to"):
+            puller()
     assert puller()[0].read_bytes() == DATA
 
 

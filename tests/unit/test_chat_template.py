@@ -107,6 +107,13 @@ def test_tojson_takes_the_options_that_templates_use() -> None:
     assert render("{{ [1] | tojson(indent=2) }}") == "[\n  1\n]"
 
 
+def test_indent_and_join_work_as_in_jinja() -> None:
+    lines = "{% set lines = ['a', '', 'b'] | join('\n') %}"
+    assert render(lines + "{{ lines | indent(2) }}") == "a\n\n  b"
+    assert render(lines + "{{ lines | indent('> ', first=true, blank=true) }}") == "> a\n> \n> b"
+    assert render("{{ [{'n': 1}, {'n': 2}] | join('-', attribute='n') }}") == "1-2"
+
+
 def test_a_template_changes_no_message_and_keeps_nothing() -> None:
     messages = [dict(USER)]
     template = ChatTemplate("{{ n is defined }}{% set n = 1 %}{% set messages = [] %}")

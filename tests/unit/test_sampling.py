@@ -169,6 +169,9 @@ def test_logprobs_are_the_models_own_whatever_the_filters() -> None:
     assert [best.token for best in sampled.top_logprobs] == [1, 2, 0]
     assert [best.logprob for best in sampled.top_logprobs] == pytest.approx(own[[1, 2, 0]])
     assert np.exp(log_softmax(logits)).sum() == pytest.approx(1)
+    only_chosen = sample(logits, EMPTY, SamplingParams(temperature=0, logprobs=0), None)
+    assert only_chosen.logprob == pytest.approx(own[1])
+    assert only_chosen.top_logprobs == ()
     without = sample(logits, EMPTY, SamplingParams(temperature=0), None)
     assert (without.logprob, without.top_logprobs) == (None, ())
 
