@@ -159,7 +159,7 @@ class RelayServer(Server):  # type: ignore[misc]
     def timeout_checker(self) -> None:
         for protocol in list(self.connections):
             protocol.check_timeouts()
-        reactor.callLater(LOOK_EVERY_S, self.timeout_checker)  # type: ignore[arg-type] (zope interfaces declare no self)
+        reactor.callLater(LOOK_EVERY_S, self.timeout_checker)  # type: ignore[arg-type]  # zope declares no self
 
     def kill_all_applications(self) -> Any:
         """Stop in order: what `on_stop` does first, then the applications. The reactor waits for it."""
