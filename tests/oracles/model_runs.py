@@ -19,6 +19,8 @@ from backbone.engine.ops import Ops
 from kvasir.gguf_index import GGUFIndex
 from tests.oracles.torch_experts import InProcessExperts
 
+torch.set_num_threads(1)  # tiny matrices: splitting one costs many times its product
+
 
 @contextmanager
 def torch_oracle(path: Path, ops: Ops, *, n_slot: int = 4, n_ctx: int = 64) -> Iterator[tuple[Model, InProcessExperts]]:
