@@ -15,7 +15,7 @@ from typing import Self
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, WebSocketException
 
-from kvasir.edge_keepalive import KeepAlive, KeepAliveAction, keepalive_action
+from kvasir.edge_keepalive import KeepAlive, KeepAliveAction
 from kvasir.errors import EdgeError, EdgeTimeout, HandshakeRefused, WireError
 from kvasir.relay_directory import checked_url
 from kvasir.relay_link import RelayLink
@@ -27,11 +27,11 @@ from kvasir.relay_records import (
     opening_message,
     record_spans,
 )
+from kvasir.signs_of_life import KEEP_ALIVE, LOOK_EVERY_S, SignsOfLife
 from kvasir.wire import decode
 from kvasir.wire_frames import Frame, Goaway, Hello, Ping, Pong, Refuse, Role, Welcome
 from kvasir.wire_header import HEADER, Buffer, Kind
 
-LOOK_EVERY_S = 1.0
 CLOSE_DEADLINE_S = 2.0
 MAX_WAITING_MESSAGES = 8  # received and not yet taken; then the library stops reading
 FIRST_OF_EDGE = {Role.WORKER: Kind.HELLO, Role.BACKBONE: Kind.WELCOME}  # what opens an edge, by who receives it
@@ -57,7 +57,7 @@ class RelaySocket:
         self._url = url
         self._hello = hello
         self._on_edge = on_edge
-        self._keep_alive = keep_alive or KeepAlive()
+        self._keep_alive = keep_alive or KEEP_ALIVE
         self._links: dict[int, RelayLink] = {}
         self._outgoing: deque[tuple[RelayLink | None, list[Buffer], int, int]] = deque()
         self._has_outgoing = asyncio.Event()
@@ -210,20 +210,17 @@ class RelaySocket:
 
     async def _stay_alive(self) -> None:
         connection = self._open_connection()
-        pinged, n_unsent = self._loop.time() - self._keep_alive.interval_s, 0
-        heard = self._loop.time()
+        signs = SignsOfLife(self._loop.time(), self._keep_alive)
         while True:
             await asyncio.sleep(min(LOOK_EVERY_S, self._keep_alive.interval_s / 2))
-            now, n_waiting = self._loop.time(), connection.transport.get_write_buffer_size()
-            heard = max(heard, connection.last_received, now if n_waiting < n_unsent else 0.0)
-            n_unsent = n_waiting
-            match keepalive_action(now, heard, pinged, self._keep_alive):
+            now = self._loop.time()
+            signs.heard = max(signs.heard, connection.last_received)
+            match signs.look(now, connection.transport.get_write_buffer_size(), is_listening=True):
                 case KeepAliveAction.PING:
-                    pinged = now
                     with suppress(ConnectionClosed):
                         await connection.ping()
                 case KeepAliveAction.GIVE_UP:
-                    self._abort(f"relay {self._url} gave no sign of life for {now - heard:.1f} s")
+                    self._abort(f"relay {self._url} gave no sign of life for {signs.silent_s(now):.1f} s")
                 case KeepAliveAction.NOTHING:
                     pass
 

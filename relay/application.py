@@ -111,9 +111,7 @@ class RelayApplication:
         mood = "the relay stopped"
         try:
             while True:
-                message = await socket.receive_bytes()
-                if not station.is_closing:
-                    await self._route(station, message)
+                await self._take(station, socket)
         except SocketGoneError as error:
             mood = station.close_reason or str(error)
         finally:
@@ -123,9 +121,12 @@ class RelayApplication:
             if station.closing is not None:
                 await asyncio.gather(station.closing, return_exceptions=True)
 
-    async def _route(self, station: Station, message: bytes) -> None:
+    async def _take(self, station: Station, socket: _Socket) -> None:
+        """Take the next message; one that is not records is the station's last. Raises SocketGoneError."""
         try:
-            await self.hub.route(station, message)
+            message = await socket.receive_bytes()
+            if not station.is_closing:
+                await self.hub.route(station, message)
         except WireError as error:
             self.hub.dismiss(station, Refuse(RefuseCode.MALFORMED, clipped(str(error))))
 

@@ -83,6 +83,8 @@ class Hub:
             backbone, worker = (station, other) if pair[0] is station.hello else (other, station)
             if disagreement(backbone.hello, worker.hello) is None:
                 self._open(backbone, worker)
+        if station.hello.role is Role.WORKER:
+            return
         for worker in self._of(Role.WORKER):
             refusal = worker_refusal(worker.hello, [s.hello for s in self._of(Role.BACKBONE)])
             if refusal is not None:

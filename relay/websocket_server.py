@@ -19,14 +19,13 @@ from typing import Any
 from daphne.ws_protocol import WebSocketProtocol
 from twisted.internet import defer, reactor
 
-from kvasir.edge_keepalive import KeepAlive, KeepAliveAction, keepalive_action
+from kvasir.edge_keepalive import KeepAliveAction
+from kvasir.signs_of_life import LOOK_EVERY_S, SignsOfLife
 from relay.frame_reader import FrameReader
 from relay.receive_queue import ReceiveQueue
 from relay.write_gate import WriteGate
 
 SEND_BUFFER_BYTES = 256 * 1024  # what may wait in a socket's transport before senders are held up
-LOOK_EVERY_S = 1.0
-KEEP_ALIVE = KeepAlive(interval_s=3.0, deadline_s=5.0)  # with LOOK_EVERY_S, half-open sockets end within 10 s
 CLOSE_REASON_BYTES = 123  # what a WebSocket close frame has room for
 UNANNOUNCED_MESSAGE_BYTES = 64 * 1024  # accepted from a socket until its application asks for more
 
@@ -39,21 +38,19 @@ class RelayProtocol(WebSocketProtocol):  # type: ignore[misc]
     gate: WriteGate | None = None
     reader: FrameReader | None = None
     close_reason = ""
-    last_heard = 0.0
-    pinged = 0.0
-    n_unsent = 0
+    signs: SignsOfLife | None = None
 
     def onOpen(self) -> None:  # noqa: N802 (Autobahn's names)
         self.gate = WriteGate(self.transport, SEND_BUFFER_BYTES)
         self.reader = FrameReader(
             self._message_received, self._dataReceived, self._is_between_frames, self.maxMessagePayloadSize
         )
-        self.last_heard = time.monotonic()
+        self.signs = SignsOfLife(time.monotonic())
         super().onOpen()
 
     def dataReceived(self, data: bytes) -> None:  # noqa: N802
-        self.last_heard = time.monotonic()
-        if self.reader is not None:
+        if self.reader is not None and self.signs is not None:
+            self.signs.heard = time.monotonic()
             self.reader.feed(data)
         else:
             super().dataReceived(data)
@@ -95,18 +92,14 @@ class RelayProtocol(WebSocketProtocol):  # type: ignore[misc]
         """Ping a silent socket, and drop one that stays silent. Called once per LOOK_EVERY_S."""
         if self.state == self.STATE_CONNECTING and self.duration() > self.server.websocket_connect_timeout:
             self.serverReject()
-        if self.state != self.STATE_OPEN or self.gate is None:
+        if self.state != self.STATE_OPEN or self.gate is None or self.signs is None:
             return
-        now, n_unsent = time.monotonic(), self.gate.unsent_bytes()
-        if n_unsent < self.n_unsent or self.application_queue.is_paused:
-            self.last_heard = now  # it reads, or it is this side that does not listen
-        self.n_unsent = n_unsent
-        match keepalive_action(now, self.last_heard, self.pinged, KEEP_ALIVE):
+        now = time.monotonic()
+        match self.signs.look(now, self.gate.unsent_bytes(), not self.application_queue.is_paused):
             case KeepAliveAction.PING:
-                self.pinged = now
                 self.sendPing(b"kvasir")
             case KeepAliveAction.GIVE_UP:
-                self.close_reason = f"no sign of life for {now - self.last_heard:.1f} s"
+                self.close_reason = f"no sign of life for {self.signs.silent_s(now):.1f} s"
                 self.dropConnection(abort=True)
             case KeepAliveAction.NOTHING:
                 pass
@@ -142,7 +135,8 @@ class RelayServer(Server):  # type: ignore[misc]
         if message["type"] == "websocket.send" and message.get("bytes") is not None:
             await protocol.send_bytes(message["bytes"])
         elif message["type"] == "websocket.close" and protocol.state == protocol.STATE_OPEN:
-            protocol.sendClose(message.get("code", 1000), _clipped_reason(message.get("reason") or ""))
+            # not sendClose: that knows only codes of applications
+            protocol.sendCloseFrame(message.get("code", 1000), _clipped_reason(message.get("reason") or ""))
         else:
             await super().handle_reply(protocol, message)
 
@@ -186,5 +180,5 @@ def binary_frame(data: bytes) -> bytes:
     return struct.pack("!BBQ", 0x82, 127, len(data)) + data
 
 
-def _clipped_reason(reason: str) -> str:
-    return reason.encode()[:CLOSE_REASON_BYTES].decode("utf-8", "ignore")
+def _clipped_reason(reason: str) -> bytes:
+    return reason.encode()[:CLOSE_REASON_BYTES].decode("utf-8", "ignore").encode()

@@ -44,12 +44,20 @@ def test_frames_arrive_byte_identical_in_both_directions(relay: RelayProcess, wh
 
 def test_a_bundle_is_split_and_answers_keep_their_edge(relay: RelayProcess) -> None:
     async def scenario() -> None:
-        async with Peer(relay, Role.BACKBONE) as backbone, Peer(relay, Role.WORKER) as one, Peer(relay, Role.WORKER) as two:
+        async with (
+            Peer(relay, Role.BACKBONE) as backbone,
+            Peer(relay, Role.WORKER) as one,
+            Peer(relay, Role.WORKER) as two,
+        ):
             first = await pair(relay, backbone, one)
             await two.join()
             second = await two.bridge()
             assert await backbone.bridge() == second
-            asked = {(edge, n): frame(Kind.DISPATCH, n, bytes([edge % 256, n])) for edge in (first, second) for n in (1, 2, 3)}
+            asked = {
+                (edge, n): frame(Kind.DISPATCH, n, bytes([edge % 256, n]))
+                for edge in (first, second)
+                for n in (1, 2, 3)
+            }
             await backbone.socket.send(b"".join(as_record(edge, data) for (edge, _), data in asked.items()))
             for worker, edge in ((two, second), (one, first)):
                 for n in (1, 2, 3):
@@ -63,7 +71,11 @@ def test_a_bundle_is_split_and_answers_keep_their_edge(relay: RelayProcess) -> N
 
 def test_two_backbones_share_a_worker_without_mixing(relay: RelayProcess) -> None:
     async def scenario() -> None:
-        async with Peer(relay, Role.BACKBONE) as one, Peer(relay, Role.BACKBONE) as two, Peer(relay, Role.WORKER) as worker:
+        async with (
+            Peer(relay, Role.BACKBONE) as one,
+            Peer(relay, Role.BACKBONE) as two,
+            Peer(relay, Role.WORKER) as worker,
+        ):
             await one.join()
             await two.join()
             await worker.join()
@@ -86,12 +98,16 @@ def test_two_backbones_share_a_worker_without_mixing(relay: RelayProcess) -> Non
 
 def test_a_worker_that_reads_nothing_costs_its_credit_and_stalls_nobody(relay: RelayProcess) -> None:
     async def scenario() -> None:
-        async with Peer(relay, Role.BACKBONE) as backbone, Peer(relay, Role.WORKER) as slow, Peer(relay, Role.WORKER) as quick:
+        async with (
+            Peer(relay, Role.BACKBONE) as backbone,
+            Peer(relay, Role.WORKER) as slow,
+            Peer(relay, Role.WORKER) as quick,
+        ):
             slow_edge = await pair(relay, backbone, slow)
             await quick.join()
             edge = await quick.bridge()
             assert await backbone.bridge() == edge
-            slow.socket.transport.pause_reading()  # type: ignore[attr-defined]
+            slow.socket.transport.pause_reading()
             n_busy, n_sent = 0, 64
             for request in range(1, n_sent + 1):
                 await backbone.send(slow_edge, frame(Kind.DISPATCH, request, bytes(MIB)))
@@ -111,7 +127,11 @@ def test_a_worker_that_reads_nothing_costs_its_credit_and_stalls_nobody(relay: R
 
 def test_a_lost_worker_fails_its_edge_at_once_and_no_other(relay: RelayProcess) -> None:
     async def scenario() -> None:
-        async with Peer(relay, Role.BACKBONE) as backbone, Peer(relay, Role.WORKER) as one, Peer(relay, Role.WORKER) as two:
+        async with (
+            Peer(relay, Role.BACKBONE) as backbone,
+            Peer(relay, Role.WORKER) as one,
+            Peer(relay, Role.WORKER) as two,
+        ):
             first = await pair(relay, backbone, one)
             await two.join()
             second = await two.bridge()
@@ -131,7 +151,11 @@ def test_a_lost_worker_fails_its_edge_at_once_and_no_other(relay: RelayProcess) 
 
 def test_a_planned_stop_says_goodbye_and_lets_answers_through(tmp_path_factory: pytest.TempPathFactory) -> None:
     async def scenario(own: RelayProcess) -> None:
-        async with Peer(own, Role.BACKBONE) as backbone, Peer(own, Role.WORKER) as worker, Peer(own, Role.WORKER) as late:
+        async with (
+            Peer(own, Role.BACKBONE) as backbone,
+            Peer(own, Role.WORKER) as worker,
+            Peer(own, Role.WORKER) as late,
+        ):
             edge = await pair(own, backbone, worker)
             await backbone.send(edge, frame(Kind.DISPATCH, 1, b"rows", reply_bytes=8))
             await worker.receive()

@@ -31,7 +31,11 @@ def beside_a_pair(relay: RelayProcess, hostile: Callable[[Peer, int], Awaitable[
     """Run `hostile(worker, its edge)` beside a pair on the same backbone socket, which must not notice."""
 
     async def scenario() -> None:
-        async with Peer(relay, Role.BACKBONE) as backbone, Peer(relay, Role.WORKER) as good, Peer(relay, Role.WORKER) as bad:
+        async with (
+            Peer(relay, Role.BACKBONE) as backbone,
+            Peer(relay, Role.WORKER) as good,
+            Peer(relay, Role.WORKER) as bad,
+        ):
             edge = await pair(relay, backbone, good)
             await bad.join()
             bad_edge = await bad.bridge()
@@ -123,7 +127,9 @@ def test_a_token_that_is_revoked_ends_its_sockets(relay: RelayProcess) -> None:
 @pytest.mark.parametrize(
     ("part", "code"), [("model_fingerprint", RefuseCode.MODEL), ("kernel_fingerprint", RefuseCode.KERNEL)]
 )
-def test_a_worker_that_fits_no_backbone_is_told_what_disagrees(relay: RelayProcess, part: str, code: RefuseCode) -> None:
+def test_a_worker_that_fits_no_backbone_is_told_what_disagrees(
+    relay: RelayProcess, part: str, code: RefuseCode
+) -> None:
     async def scenario() -> None:
         async with Peer(relay, Role.BACKBONE) as backbone, Peer(relay, Role.WORKER) as worker:
             await backbone.join()
@@ -196,7 +202,7 @@ def test_a_message_over_the_limit_ends_the_socket(relay: RelayProcess) -> None:
         (b"\x01", "within the head of a record"),
         (as_record(1, b"abc")[:-1], "message ends at byte 10"),
         ((1).to_bytes(4, "little") + (MAX_PAYLOAD_BYTES + 37).to_bytes(4, "little"), "at most 8388644 may travel"),
-        (record(0, Ping(1)) + b"\x00", "within the head of a record"),
+        (as_record(9999, b"") + b"\x00", "within the head of a record"),
         (as_record(0, b"garbage"), "7 bytes are no frame"),
         (as_record(0, frame(Kind.RESULT, 1, b"")), "Result|needs a payload|RESULT"),
         ("text", "a text message"),
@@ -227,7 +233,9 @@ def test_messages_that_are_no_records_end_the_socket(relay: RelayProcess, messag
     ],
     ids=["unasked", "unasked fault", "dispatch", "second welcome", "garbage", "zeros", "truncated"],
 )
-def test_frames_that_are_not_the_workers_turn_end_edge_and_socket(relay: RelayProcess, data: bytes, reason: str) -> None:
+def test_frames_that_are_not_the_workers_turn_end_edge_and_socket(
+    relay: RelayProcess, data: bytes, reason: str
+) -> None:
     async def hostile(worker: Peer, edge: int) -> None:
         await worker.send(edge, data)
         fault = await worker.fault()
@@ -241,7 +249,11 @@ def test_frames_that_are_not_the_workers_turn_end_edge_and_socket(relay: RelayPr
 
 def test_an_answer_to_another_workers_request_is_not_taken(relay: RelayProcess) -> None:
     async def scenario() -> None:
-        async with Peer(relay, Role.BACKBONE) as backbone, Peer(relay, Role.WORKER) as good, Peer(relay, Role.WORKER) as thief:
+        async with (
+            Peer(relay, Role.BACKBONE) as backbone,
+            Peer(relay, Role.WORKER) as good,
+            Peer(relay, Role.WORKER) as thief,
+        ):
             edge = await pair(relay, backbone, good)
             await thief.join()
             thief_edge = await thief.bridge()
@@ -263,7 +275,11 @@ def test_an_answer_to_another_workers_request_is_not_taken(relay: RelayProcess) 
 
 def test_a_backbone_that_breaks_one_edge_keeps_the_others(relay: RelayProcess) -> None:
     async def scenario() -> None:
-        async with Peer(relay, Role.BACKBONE) as backbone, Peer(relay, Role.WORKER) as one, Peer(relay, Role.WORKER) as two:
+        async with (
+            Peer(relay, Role.BACKBONE) as backbone,
+            Peer(relay, Role.WORKER) as one,
+            Peer(relay, Role.WORKER) as two,
+        ):
             first = await pair(relay, backbone, one)
             await two.join()
             second = await two.bridge()
