@@ -288,14 +288,12 @@ class TcpEdge:
 
     def _look_at_clock(self) -> None:
         now = self._loop.time()
-        match keepalive_action(now, self._link.last_received, self._pinged, self._keep_alive):
-            case KeepAliveAction.PING:
-                self._pinged, self._n_pings = now, self._n_pings + 1
-                self._link.send(Ping(self._n_pings), self.welcome.limits)
-            case KeepAliveAction.GIVE_UP:
-                silent = now - self._link.last_received
-                self._fail(EdgeError(f"worker {self._address} gave no sign of life for {silent:.1f} s"))
-                return
-            case KeepAliveAction.NOTHING:
-                pass
+        action = keepalive_action(now, self._link.last_received, self._pinged, self._keep_alive)
+        if action is KeepAliveAction.GIVE_UP:
+            silent = now - self._link.last_received
+            self._fail(EdgeError(f"worker {self._address} gave no sign of life for {silent:.1f} s"))
+            return
+        if action is KeepAliveAction.PING:
+            self._pinged, self._n_pings = now, self._n_pings + 1
+            self._link.send(Ping(self._n_pings), self.welcome.limits)
         self._timer = self._loop.call_later(self._keep_alive.interval_s / 2, self._look_at_clock)

@@ -24,7 +24,7 @@ from kvasir.kernels.api import LoadedExperts
 from kvasir.wire_frames import Dispatch, Fault, FaultCode, ReplyType, Result, clipped, f16_reply
 from kvasir.wire_split import result_bytes
 
-MAX_BATCH_BYTES = 28 * 1024 * 1024  # of outputs computed together, unless one job alone has more
+MAX_BATCH_BYTES = 44 * 1024 * 1024  # of outputs computed together, unless one job alone has more
 
 log = logging.getLogger(__name__)
 

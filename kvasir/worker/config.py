@@ -109,6 +109,11 @@ def _parser() -> argparse.ArgumentParser:
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    _add_serve_options(serve)
+    return parser
+
+
+def _add_serve_options(serve: argparse.ArgumentParser) -> None:
     serve.add_argument("--slice", type=Path, required=True, metavar="FILE", help="the slice, made by `kvasir slice`")
     serve.add_argument(
         "--listen",
@@ -134,4 +139,3 @@ def _parser() -> argparse.ArgumentParser:
         help="MiB of requests and answers under way for each backbone (default %(default)s)",
     )
     serve.add_argument("--json", action="store_true", help="say on standard output what happens, one JSON line each")
-    return parser

@@ -1,16 +1,19 @@
-"""Which kernel a worker computes with, and with how many threads.
+"""Which kernel a worker computes with, with how many threads, and what there is to say about it.
 
-`holdings` calls it once at the start. The registry decides what can compute a slice; this adds the thread count.
+`holdings` chooses once at the start, `report` tells. The registry decides what can compute a slice; this adds the
+thread count.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from kvasir.experts import LayerExperts
+from kvasir.kernels import native
 from kvasir.kernels.api import ExpertKernel
-from kvasir.kernels.fingerprint import KX1_NAME
-from kvasir.kernels.registry import kernel_for, kernel_named
+from kvasir.kernels.fingerprint import FLOAT_NAME
+from kvasir.kernels.registry import NUMPY, kernel_for, kernel_named, wanted_isa
 
 
 def choose_kernel(name: str, experts: Sequence[LayerExperts], n_threads: int | None) -> ExpertKernel:
@@ -19,22 +22,38 @@ def choose_kernel(name: str, experts: Sequence[LayerExperts], n_threads: int | N
     Raises ConfigError for an unknown name or a bad KVASIR_ISA, KernelError when no kernel can compute the experts.
     """
     chosen = kernel_for(experts) if name == "auto" else kernel_named(name)
-    return chosen if n_threads is None else _with_threads(chosen, n_threads)
+    if n_threads is None or _is_numpy(chosen):
+        return chosen
+    if chosen.name == FLOAT_NAME:
+        from kvasir.kernels.float_kernel import FloatKernel
+
+        return FloatKernel(n_threads=n_threads)
+    from kvasir.kernels.kx1 import KX1Kernel
+
+    return KX1Kernel(n_threads=n_threads)
 
 
-def _with_threads(kernel: ExpertKernel, n_threads: int) -> ExpertKernel:
-    """The same kernel with a thread count of its own; numpy's has none and stays as it is."""
-    if not hasattr(kernel, "n_threads"):
-        return kernel
-    if kernel.name == KX1_NAME:
-        from kvasir.kernels.kx1 import KX1Kernel
+@dataclass(frozen=True, slots=True)
+class KernelFacts:
+    """How a kernel runs here."""
 
-        return KX1Kernel(n_threads=n_threads)
-    from kvasir.kernels.float_kernel import FloatKernel
-
-    return FloatKernel(n_threads=n_threads)
+    build: str  # the instruction set, "native" for the float kernel in C, or "numpy"
+    n_threads: int
+    cache_bytes: int  # memory that it may keep beside the mapped slice
 
 
-def kernel_build(kernel: ExpertKernel) -> str:
-    """The build of the kernel that runs: the instruction set, or "numpy"."""
-    return str(getattr(kernel, "isa_name", "numpy"))
+def kernel_facts(kernel: ExpertKernel, n_threads: int | None) -> KernelFacts:
+    """What to say about a kernel that was chosen with this thread count."""
+    threads = 1 if _is_numpy(kernel) else n_threads or native.usable_cores()
+    if kernel.name != FLOAT_NAME:
+        return KernelFacts(str(getattr(kernel, "isa_name", NUMPY)), threads, 0)
+    from kvasir.kernels.float_kernel import DEFAULT_CACHE_BYTES
+
+    return KernelFacts(NUMPY if _is_numpy(kernel) else "native", threads, DEFAULT_CACHE_BYTES)
+
+
+def _is_numpy(kernel: ExpertKernel) -> bool:
+    """Whether this kernel runs in numpy, which has one build and one thread."""
+    if kernel.name == FLOAT_NAME:
+        return wanted_isa() == NUMPY or not native.available()
+    return not hasattr(kernel, "isa_name")

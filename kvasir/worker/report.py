@@ -12,7 +12,7 @@ from itertools import groupby
 
 from kvasir.worker.config import MIB, WorkerConfig
 from kvasir.worker.holdings import Holdings
-from kvasir.worker.kernel_choice import kernel_build
+from kvasir.worker.kernel_choice import kernel_facts
 
 BASE_BYTES = 60 * MIB  # interpreter, numpy, kernel and their working memory, beside the slice and the requests
 
@@ -33,13 +33,15 @@ class Listening:
     kernel_fingerprint: str
     isa: str
     threads: int
+    cache_bytes: int
     memory_bytes: int
     memory_bytes_most: int
 
     @classmethod
     def of(cls, config: WorkerConfig, holdings: Holdings, host: str, port: int) -> Listening:
         """The facts of a worker that listens at `host`:`port`."""
-        idle = holdings.slice_bytes + BASE_BYTES
+        facts = kernel_facts(holdings.kernel, config.n_threads)
+        idle = holdings.slice_bytes + BASE_BYTES + facts.cache_bytes
         return cls(
             host=host,
             port=port,
@@ -51,8 +53,9 @@ class Listening:
             slice_bytes=holdings.slice_bytes,
             kernel=holdings.kernel.name,
             kernel_fingerprint=holdings.kernel.fingerprint,
-            isa=kernel_build(holdings.kernel),
-            threads=int(getattr(holdings.kernel, "n_threads", 1)),
+            isa=facts.build,
+            threads=facts.n_threads,
+            cache_bytes=facts.cache_bytes,
             memory_bytes=idle,
             memory_bytes_most=idle + config.max_clients * config.max_inflight_bytes,
         )
@@ -69,8 +72,9 @@ class Listening:
                 f"         {ranges_text(self.ranges)}",
                 f"model    {self.model_fingerprint}",
                 f"kernel   {self.kernel} ({self.isa}), {self.threads} threads, {self.kernel_fingerprint}",
-                f"memory   {self.memory_bytes / MIB:.0f} MiB: the slice's pages and {BASE_BYTES // MIB} MiB; "
-                f"at most {self.memory_bytes_most / MIB:.0f} MiB with all backbones busy",
+                f"memory   {self.memory_bytes / MIB:.0f} MiB: the slice's pages and "
+                f"{(BASE_BYTES + self.cache_bytes) // MIB} MiB; at most {self.memory_bytes_most / MIB:.0f} MiB "
+                "with all backbones busy",
                 f"listening on {self.host}:{self.port}",
             )
         )

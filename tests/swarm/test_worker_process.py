@@ -370,7 +370,7 @@ def test_a_backbone_that_reads_nothing_costs_bounded_memory_and_nobody_time(slic
                     unsent = unsent[greedy.send(unsent) :]
             await Work(held, seed, n_rows=8).check(edge)
         assert unsent
-        assert worker.rss_bytes() < worker.listening["slice_bytes"] + BASE_BYTES + (16 + 28 + 16) * 2**20
+        assert worker.rss_bytes() < worker.listening["slice_bytes"] + BASE_BYTES + (16 + 16) * 2**20
         await edge.close()
         greedy.close()
 
