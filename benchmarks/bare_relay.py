@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import asyncio
-import sys
+import itertools
 
 from websockets.asyncio.server import ServerConnection, serve
 
@@ -20,6 +20,7 @@ class BareRelay:
         self._workers: dict[int, ServerConnection] = {}
         self._backbone: ServerConnection | None = None
         self._hello = b""
+        self._numbers = itertools.count(1)
 
     async def handle(self, socket: ServerConnection) -> None:
         """Serve one socket; a backbone must come before its workers."""
@@ -28,7 +29,7 @@ class BareRelay:
             self._backbone, self._hello = socket, opening[1:]
             await self._serve_backbone(socket)
         else:
-            edge = len(self._workers) + 1
+            edge = next(self._numbers)
             self._workers[edge] = socket
             await socket.send(RECORD.pack(edge, len(self._hello)) + self._hello)
             await self._serve_worker(socket)
@@ -45,12 +46,14 @@ class BareRelay:
                 await self._backbone.send(message)
 
 
-async def main(port: int) -> None:
-    """Serve on this port until killed."""
+async def main() -> None:
+    """Serve on a free port until killed, and say where."""
     limits = {"compression": None, "max_size": MAX_MESSAGE_BYTES, "ping_interval": None}
-    async with serve(BareRelay().handle, "127.0.0.1", port, **limits):  # type: ignore[arg-type]
+    async with serve(BareRelay().handle, "127.0.0.1", 0, **limits) as server:  # type: ignore[arg-type]
+        port = next(iter(server.sockets)).getsockname()[1]
+        print(f"ws://127.0.0.1:{port}/relay", flush=True)
         await asyncio.get_running_loop().create_future()
 
 
 if __name__ == "__main__":
-    asyncio.run(main(int(sys.argv[1])))
+    asyncio.run(main())

@@ -39,6 +39,11 @@ def as_record(edge: int, data: bytes) -> bytes:
     return RECORD.pack(edge, len(data)) + data
 
 
+def welcome_on(edge: int) -> bytes:
+    """A worker's welcome as a record."""
+    return record(edge, Welcome(MODEL, KERNEL, "kx1", RowFormat.KX1, 256, (ExpertRange(0, 0, 1),)))
+
+
 async def join(url: str, role: Role, token: str) -> ClientConnection:
     """An open socket whose opening has been sent."""
     socket = await connect(url, compression=None, max_size=MAX_MESSAGE_BYTES, ping_interval=None, proxy=None)
@@ -116,13 +121,12 @@ def _messages(records: list[bytes]) -> list[bytes]:
 
 
 async def _echo(worker: ClientConnection) -> None:
-    welcome = Welcome(MODEL, KERNEL, "kx1", RowFormat.KX1, 256, (ExpertRange(0, 0, 1),))
     while True:
         for edge, data in await read_records(worker):
             if edge == RELAY_EDGE:
                 continue
             fields = HEADER.unpack_from(data)
             if fields[2] == Kind.HELLO:
-                await worker.send(record(edge, welcome))
+                await worker.send(welcome_on(edge))
             elif fields[2] == Kind.DISPATCH:
                 await worker.send(as_record(edge, frame(Kind.RESULT, fields[5], data[HEADER_BYTES:])))
