@@ -15,6 +15,8 @@ from kvasir.kernels.api import ExpertKernel
 from kvasir.kernels.fingerprint import FLOAT_NAME
 from kvasir.kernels.registry import NUMPY, kernel_for, kernel_named, wanted_isa
 
+KX1_KEPT_BYTES = 72 * 1024 * 1024  # working memory that the C library keeps: SCRATCH_KEPT_BYTES of its scratch.h
+
 
 def choose_kernel(name: str, experts: Sequence[LayerExperts], n_threads: int | None) -> ExpertKernel:
     """The kernel of this name, or with "auto" the best one for these experts.
@@ -39,17 +41,18 @@ class KernelFacts:
 
     build: str  # the instruction set, "native" for the float kernel in C, or "numpy"
     n_threads: int
-    cache_bytes: int  # memory that it may keep beside the mapped slice
+    kept_bytes: int  # memory that it may keep between calls, beside the mapped slice
 
 
 def kernel_facts(kernel: ExpertKernel, n_threads: int | None) -> KernelFacts:
     """What to say about a kernel that was chosen with this thread count."""
     threads = 1 if _is_numpy(kernel) else n_threads or native.usable_cores()
     if kernel.name != FLOAT_NAME:
-        return KernelFacts(str(getattr(kernel, "isa_name", NUMPY)), threads, 0)
+        return KernelFacts(str(getattr(kernel, "isa_name", NUMPY)), threads, KX1_KEPT_BYTES)
     from kvasir.kernels.float_kernel import DEFAULT_CACHE_BYTES
 
-    return KernelFacts(NUMPY if _is_numpy(kernel) else "native", threads, DEFAULT_CACHE_BYTES)
+    kept = DEFAULT_CACHE_BYTES + KX1_KEPT_BYTES
+    return KernelFacts(NUMPY if _is_numpy(kernel) else "native", threads, kept)
 
 
 def _is_numpy(kernel: ExpertKernel) -> bool:

@@ -29,7 +29,6 @@ from kvasir.wire import decode, encode, join
 from kvasir.wire_frames import Dispatch, Fault, FaultCode, Hello, Ping, Refuse, RefuseCode, ReplyType, Role, f16_reply
 from kvasir.wire_header import HEADER, HEADER_BYTES, Limits
 from kvasir.worker.holdings import Holdings, open_holdings
-from kvasir.worker.report import BASE_BYTES
 from tests.swarm.worker_process import DEADLINE_S, ROOT, WorkerProcess, worker_process
 
 MODEL_PATH = ROOT / "models" / "kvasir-demo-moe.q4_k_m.gguf"
@@ -370,7 +369,7 @@ def test_a_backbone_that_reads_nothing_costs_bounded_memory_and_nobody_time(slic
                     unsent = unsent[greedy.send(unsent) :]
             await Work(held, seed, n_rows=8).check(edge)
         assert unsent
-        assert worker.rss_bytes() < worker.listening["slice_bytes"] + BASE_BYTES + (16 + 16) * 2**20
+        assert worker.rss_bytes() < worker.listening["memory_bytes"] + (16 + 16) * 2**20
         await edge.close()
         greedy.close()
 

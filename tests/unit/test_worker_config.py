@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
+from kvasir import kernels
 from kvasir.errors import ConfigError
 from kvasir.worker.config import MIB, WorkerConfig, parse_address, parse_arguments
+from kvasir.worker.kernel_choice import KX1_KEPT_BYTES
 from kvasir.worker.report import BASE_BYTES, Listening, ranges_text, stopped_json
 from tests.unit.fake_experts import KERNEL, MODEL, FakeExperts, fake_holdings
 
@@ -81,7 +84,14 @@ def test_a_worker_says_what_it_serves_and_what_memory_it_takes() -> None:
     said = json.loads(listening.as_json())
     assert (said["event"], said["port"], said["kernel_fingerprint"]) == ("listening", 4711, KERNEL)
     text = listening.as_text()
-    for fact in ("s.gguf", "16 experts", "layers 0 to 1: experts 0 to 7", MODEL, KERNEL, f"{BASE_BYTES // MIB} MiB"):
+    for fact in (
+        "s.gguf",
+        "16 experts",
+        "layers 0 to 1: experts 0 to 7",
+        MODEL,
+        KERNEL,
+        f"{BASE_BYTES // MIB} MiB for the program",
+    ):
         assert fact in text
     assert text.endswith("listening on 127.0.0.1:4711")
     assert json.loads(stopped_json("x")) == {"event": "stopped", "reason": "x"}
@@ -91,3 +101,9 @@ def test_ranges_are_told_in_short() -> None:
     ranges = [(0, 0, 8), (1, 0, 8), (2, 4, 5), (2, 7, 9), (4, 0, 8), (5, 0, 8)]
     text = "layers 0 to 1: experts 0 to 7, layer 2: experts 4 to 4 and 7 to 8, layers 4 to 5: experts 0 to 7"
     assert ranges_text(ranges) == text
+
+
+def test_the_stated_working_memory_is_the_librarys() -> None:
+    scratch = (Path(kernels.__file__).parent / "csrc" / "scratch.h").read_text()
+    (mib,) = re.findall(r"#define SCRATCH_KEPT_BYTES \(\(size_t\)(\d+) << 20\)", scratch)
+    assert int(mib) * MIB == KX1_KEPT_BYTES
