@@ -49,15 +49,6 @@ typedef struct {
 
 static kx1_block *block_at(char *blocks, int64_t i) { return (kx1_block *)(blocks + (size_t)i * kx1_block_size()); }
 
-int64_t tile_rows(int64_t n_rows, int64_t n_groups, int n_threads) {
-    if (n_threads <= 1) return n_rows;
-    int64_t tiles_per_group = (4 * (int64_t)n_threads + n_groups - 1) / n_groups;
-    int64_t tile = (n_rows / tiles_per_group + 15) / 16 * 16;
-    return tile < 32 ? 32 : tile;
-}
-
-int threads_for(int64_t n_products, int n_threads) { return n_products < 1000000 ? 1 : n_threads; }
-
 static int64_t n_tiles(int64_t n_rows, int64_t tile) { return (n_rows + tile - 1) / tile; }
 static int64_t at_most(int64_t value, int64_t limit) { return value < limit ? value : limit; }
 
@@ -138,13 +129,13 @@ static void down(void *context, int64_t task) {
 
 static void compute_wave(job *j) {
     const kx1_layer *layer = j->layer;
-    int n_threads = threads_for(3 * j->wave_pairs * layer->d_model * layer->d_ff, j->n_threads);
+    int n_threads = pool_threads(3 * j->wave_pairs * layer->d_model * layer->d_ff, j->n_threads);
     int64_t pair_tasks = n_tiles(j->wave_pairs, PAIRS_PER_TASK);
     pool_run(n_threads, pair_tasks, gather_pairs, j);
-    j->tile = tile_rows(layer->d_ff, j->wave_units, n_threads);
+    j->tile = pool_tile(layer->d_ff, j->wave_units, n_threads);
     pool_run(n_threads, j->wave_units * n_tiles(layer->d_ff, j->tile), gate_and_up, j);
     pool_run(n_threads, pair_tasks, quantise_products, j);
-    j->tile = tile_rows(layer->d_model, j->wave_units, n_threads);
+    j->tile = pool_tile(layer->d_model, j->wave_units, n_threads);
     pool_run(n_threads, j->wave_units * n_tiles(layer->d_model, j->tile), down, j);
 }
 
@@ -233,7 +224,7 @@ static int compute_parts(job *j, int64_t n_rows, int64_t n_pairs) {
     int error = KV_OK;
     for (int64_t first = 0, stop; first < n_pairs && !error; first = stop) {
         stop = place_rows(j, first, n_pairs, most_places);
-        pool_run(threads_for(256 * j->n_places * j->n_blocks, j->n_threads), j->n_places, prepare_row, j);
+        pool_run(pool_threads(256 * j->n_places * j->n_blocks, j->n_threads), j->n_places, prepare_row, j);
         error = compute_part(j, first, stop);
         for (int64_t place = 0; place < j->n_places; place++) j->row_place[j->place_row[place]] = -1;
     }

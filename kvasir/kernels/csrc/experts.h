@@ -61,11 +61,4 @@ int kx1_check_packed(const uint8_t *rows, int64_t n_rows, int64_t cols, int64_t 
 /* f32 rows to packed rows. Returns KV_OK, or KV_NOT_FINITE with the row's number in *bad_row. */
 int kx1_pack_rows(const float *rows, int64_t n_rows, int64_t cols, uint8_t *packed, int64_t *bad_row, int n_threads);
 
-/* Rows of weights or values that one task of the pool takes, so that `n_threads` threads get several tasks each of
- * `n_groups` groups of `n_rows` rows: a multiple of 16, at least 32. */
-int64_t tile_rows(int64_t n_rows, int64_t n_groups, int n_threads);
-
-/* 1 for work of so few multiplications that waking another thread costs more than it gains, else n_threads. */
-int threads_for(int64_t n_products, int n_threads);
-
 #endif

@@ -53,9 +53,9 @@ static void multiply_tile(void *context, int64_t task) {
 static void compute_rows(linear_job *j, int n_threads) {
     int64_t n_out = 0, n_row_tiles = n_tiles(j->n_rows, TILE_ROWS);
     for (int i = 0; i < j->n_matrices; i++) n_out += j->matrices[i].n_out;
-    n_threads = threads_for(j->n_rows * j->cols * n_out, n_threads);
+    n_threads = pool_threads(j->n_rows * j->cols * n_out, n_threads);
     pool_run(n_threads, n_tiles(j->n_rows, ROWS_PER_TASK), quantise_rows, j);
-    j->tile = tile_rows(n_out, n_row_tiles, n_threads);
+    j->tile = pool_tile(n_out, n_row_tiles, n_threads);
     j->n_out_tiles = 0;
     for (int i = 0; i < j->n_matrices; i++) j->n_out_tiles += n_tiles(j->matrices[i].n_out, j->tile);
     pool_run(n_threads, n_row_tiles * j->n_out_tiles, multiply_tile, j);
@@ -142,6 +142,6 @@ int kx1_pack_rows(const float *rows, int64_t n_rows, int64_t cols, uint8_t *pack
             return KV_NOT_FINITE;
         }
     pack_job j = {rows, n_rows, cols, packed};
-    pool_run(threads_for(16 * n_rows * cols, n_threads), n_tiles(n_rows, ROWS_PER_TASK), pack_some, &j);
+    pool_run(pool_threads(16 * n_rows * cols, n_threads), n_tiles(n_rows, ROWS_PER_TASK), pack_some, &j);
     return KV_OK;
 }

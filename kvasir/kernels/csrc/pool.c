@@ -8,6 +8,15 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
+int64_t pool_tile(int64_t n_rows, int64_t n_groups, int n_threads) {
+    if (n_threads <= 1) return n_rows;
+    int64_t tiles_per_group = (4 * (int64_t)n_threads + n_groups - 1) / n_groups;
+    int64_t tile = (n_rows / tiles_per_group + 15) / 16 * 16;
+    return tile < 32 ? 32 : tile;
+}
+
+int pool_threads(int64_t n_products, int n_threads) { return n_products < 1000000 ? 1 : n_threads; }
+
 #ifndef _WIN32
 #include <pthread.h>
 #include <signal.h>

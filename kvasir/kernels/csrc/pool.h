@@ -19,6 +19,13 @@ typedef void (*pool_task)(void *context, int64_t task);
  * that finds it busy runs its tasks on its own thread alone. n_threads <= 1 never creates a thread. */
 void pool_run(int n_threads, int64_t n_tasks, pool_task task, void *context);
 
+/* Rows that one task should take, so that `n_threads` threads get several tasks each of `n_groups` groups of `n_rows`
+ * rows: a multiple of 16, at least 32; all rows when there is one thread. */
+int64_t pool_tile(int64_t n_rows, int64_t n_groups, int n_threads);
+
+/* 1 for work of so few multiplications that waking another thread costs more than it gains, else n_threads. */
+int pool_threads(int64_t n_products, int n_threads);
+
 /* Helper threads that exist in this process now. */
 int pool_n_helpers(void);
 

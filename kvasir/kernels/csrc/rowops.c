@@ -36,8 +36,8 @@ static void multiply_tile(void *context, int64_t task) {
 
 void rowops_matmul(const rowops_isa *isa, const float *x, int64_t n, int64_t cols, const float *w, int64_t n_out,
                    float *out, int n_threads) {
-    n_threads = threads_for(8 * n * cols * n_out, n_threads);
-    matmul_job j = {isa, x, w, n, cols, n_out, tile_rows(n_out, 1, n_threads), out};
+    n_threads = pool_threads(8 * n * cols * n_out, n_threads);
+    matmul_job j = {isa, x, w, n, cols, n_out, pool_tile(n_out, 1, n_threads), out};
     pool_run(n_threads, n_tiles(n_out, j.tile), multiply_tile, &j);
 }
 
@@ -179,5 +179,5 @@ static void combine_row(void *context, int64_t t) {
 void rowops_combine(const float *partials, const float *weights, int64_t n, int64_t n_used, int64_t d, float *out,
                     int n_threads) {
     combine_job j = {partials, weights, n, n_used, d, out};
-    pool_run(threads_for(64 * n * n_used * d, n_threads), n, combine_row, &j);
+    pool_run(pool_threads(64 * n * n_used * d, n_threads), n, combine_row, &j);
 }

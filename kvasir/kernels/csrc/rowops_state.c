@@ -116,7 +116,7 @@ int rowops_attention(const rowops_isa *isa, const attention_shape *shape, const 
         n_products += segments[i].n_rows * (segments[i].position + segments[i].n_rows);
     }
     n_products *= shape->n_head * (shape->d_head + shape->d_value);
-    pool_run(threads_for(8 * n_products, n_threads), n_blocks * shape->n_kv_head, attend_task, &j);
+    pool_run(pool_threads(8 * n_products, n_threads), n_blocks * shape->n_kv_head, attend_task, &j);
     return j.error;
 }
 
@@ -168,7 +168,7 @@ void rowops_conv(const float *x, int64_t channels, const float *weight, int64_t 
     conv_job j = {x, weight, channels, width, state, out, segments};
     int64_t n_rows = 0;
     for (int64_t i = 0; i < n_segments; i++) n_rows += segments[i].n_rows;
-    pool_run(threads_for(64 * n_rows * channels * width, n_threads), n_segments * n_tiles(channels, CHANNELS_PER_TASK),
+    pool_run(pool_threads(64 * n_rows * channels * width, n_threads), n_segments * n_tiles(channels, CHANNELS_PER_TASK),
              convolve_channels, &j);
 }
 
@@ -205,5 +205,5 @@ void rowops_delta_rule(const rowops_isa *isa, const delta_shape *shape, const fl
     int64_t n_rows = 0;
     for (int64_t i = 0; i < n_segments; i++) n_rows += segments[i].n_rows;
     int64_t n_products = 4 * n_rows * shape->n_value_head * shape->d_value * shape->d_key;
-    pool_run(threads_for(4 * n_products, n_threads), n_segments * shape->n_value_head * j.parts, step_state, &j);
+    pool_run(pool_threads(4 * n_products, n_threads), n_segments * shape->n_value_head * j.parts, step_state, &j);
 }
