@@ -43,7 +43,7 @@ KX1_INLINE void few_rows(const int type, const int64_t block_bytes, const int n_
                 sums[k] = 0;
                 for (int64_t b = 0; b < n_blocks; b++) sums[k] += value[t * FEW_VALUES + k * n_blocks + b];
             }
-            store_f32_rows(sums, 8, kx1_output_exponent(ew, kt[t]), out + t * ld_out + r);
+            store_f32_eight(sums, kx1_output_exponent(ew, kt[t]), out + t * ld_out + r);
         }
     }
 }

@@ -10,7 +10,7 @@ typedef __m256i lanes;
 enum { LANES = 8 };
 #define MOST_TOKENS 4 /* that one load of weights is shared by */
 
-/* vpmaddubsw sums two products in each 16 bits of a lane, saturating: see MOST_COLUMNS in kx1_many.h. */
+/* vpmaddubsw sums two products in each 16 bits of a lane, saturating: see columns_in_a_sum in kx1_many.h. */
 #define DOTS_ARE_32_BITS 0
 #define CODES_ARE_UNSIGNED 0
 
@@ -68,12 +68,37 @@ KX1_INLINE lanes lanes_add_pairs(lanes sum, lanes a, kx1_pair b) {
 }
 KX1_INLINE lanes lanes_high_bytes(lanes v) { return _mm256_srai_epi16(v, 8); }
 
+KX1_INLINE lanes lanes_subtract32(lanes a, lanes b) { return _mm256_sub_epi32(a, _mm256_slli_epi32(b, 5)); } /* a - 32 b */
+KX1_INLINE lanes lanes_multiply32(lanes a, int32_t b) { return _mm256_mullo_epi32(a, lanes_words(b)); }
+
+/* A 64-bit number for every lane: those of the even lanes, then those of the odd ones. */
+typedef struct {
+    __m256i even, odd;
+} wide;
+
+KX1_INLINE wide wide_load(const int64_t *p) { return (wide){lanes_load(p), lanes_load(p + 4)}; }
+KX1_INLINE void wide_store(int64_t *p, wide v) {
+    lanes_store(p, v.even);
+    lanes_store(p + 4, v.odd);
+}
+KX1_INLINE wide wide_product(lanes a, lanes b) {
+    return (wide){_mm256_mul_epi32(a, b), _mm256_mul_epi32(_mm256_srli_epi64(a, 32), _mm256_srli_epi64(b, 32))};
+}
+KX1_INLINE wide wide_add(wide a, wide b) {
+    return (wide){_mm256_add_epi64(a.even, b.even), _mm256_add_epi64(a.odd, b.odd)};
+}
+KX1_INLINE wide wide_subtract(wide a, wide b) {
+    return (wide){_mm256_sub_epi64(a.even, b.even), _mm256_sub_epi64(a.odd, b.odd)};
+}
+
 /* AVX2 has no arithmetic shift of 64 bits. A block value is less than 2^53, so with 2^62 added it is positive, and
  * 2^62 is a multiple of 2^shift; a shift of 63 gives what 62 gives, 0 or -1. */
-KX1_INLINE int64_t floor_shift(int64_t value, int32_t shift) {
-    const uint64_t bias = 1ull << 62;
-    const int32_t s = shift > 62 ? 62 : shift;
-    return (int64_t)(((uint64_t)value + bias) >> s) - (int64_t)(bias >> s);
+KX1_INLINE wide wide_floor_shift(wide v, int32_t shift) {
+    const int32_t amount = shift > 62 ? 62 : shift;
+    const __m128i by = _mm_cvtsi32_si128(amount);
+    const __m256i bias = _mm256_set1_epi64x(1ll << 62), shifted_bias = _mm256_set1_epi64x((1ll << 62) >> amount);
+    return (wide){_mm256_sub_epi64(_mm256_srl_epi64(_mm256_add_epi64(v.even, bias), by), shifted_bias),
+                  _mm256_sub_epi64(_mm256_srl_epi64(_mm256_add_epi64(v.odd, bias), by), shifted_bias)};
 }
 
 /* kx1_to_f32 of four sums, in 64-bit lanes. AVX2 counts no leading zeros: they are shifted out by halves. */
@@ -98,14 +123,14 @@ KX1_INLINE __m256i to_f32_four(__m256i sums, int32_t exponent) {
     return _mm256_andnot_si256(is_zero, _mm256_or_si256(magnitude, sign));
 }
 
-/* n is a multiple of 8. */
-KX1_INLINE void store_f32_rows(const int64_t *sums, int n, int32_t exponent, float *out) {
-    const __m256i even_words = _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7);
-    for (int r = 0; r < n; r += 4) {
-        const __m256i bits = to_f32_four(_mm256_loadu_si256((const void *)(sums + r)), exponent);
-        const __m256i packed = _mm256_permutevar8x32_epi32(bits, even_words);
-        _mm_storeu_si128((void *)(out + r), _mm256_castsi256_si128(packed));
-    }
+KX1_INLINE void wide_store_f32(wide sums, int32_t exponent, float *out) {
+    const __m256i even = to_f32_four(sums.even, exponent), odd = to_f32_four(sums.odd, exponent);
+    _mm256_storeu_si256((void *)out, _mm256_or_si256(even, _mm256_slli_epi64(odd, 32)));
+}
+
+/* Eight sums in order. */
+KX1_INLINE void store_f32_eight(const int64_t *sums, int32_t exponent, float *out) {
+    for (int r = 0; r < 8; r++) kx1_store_f32(out + r, kx1_to_f32(sums[r], exponent));
 }
 
 #endif

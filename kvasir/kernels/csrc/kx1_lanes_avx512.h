@@ -62,10 +62,35 @@ KX1_INLINE lanes lanes_add_pairs(lanes sum, lanes a, kx1_pair b) {
 }
 KX1_INLINE lanes lanes_high_bytes(lanes v) { return _mm512_srai_epi16(v, 8); }
 
-KX1_INLINE int64_t floor_shift(int64_t value, int32_t shift) { return value >> shift; }
+KX1_INLINE lanes lanes_subtract32(lanes a, lanes b) { return _mm512_sub_epi32(a, _mm512_slli_epi32(b, 5)); } /* a - 32 b */
+KX1_INLINE lanes lanes_multiply32(lanes a, int32_t b) { return _mm512_mullo_epi32(a, lanes_words(b)); }
 
-/* kx1_to_f32 of eight sums. */
-KX1_INLINE __m256i to_f32_eight(__m512i sums, int32_t exponent) {
+/* A 64-bit number for every lane: those of the even lanes, then those of the odd ones. */
+typedef struct {
+    __m512i even, odd;
+} wide;
+
+KX1_INLINE wide wide_load(const int64_t *p) { return (wide){_mm512_load_si512(p), _mm512_load_si512(p + 8)}; }
+KX1_INLINE void wide_store(int64_t *p, wide v) {
+    _mm512_store_si512(p, v.even);
+    _mm512_store_si512(p + 8, v.odd);
+}
+KX1_INLINE wide wide_product(lanes a, lanes b) {
+    return (wide){_mm512_mul_epi32(a, b), _mm512_mul_epi32(_mm512_srli_epi64(a, 32), _mm512_srli_epi64(b, 32))};
+}
+KX1_INLINE wide wide_add(wide a, wide b) {
+    return (wide){_mm512_add_epi64(a.even, b.even), _mm512_add_epi64(a.odd, b.odd)};
+}
+KX1_INLINE wide wide_subtract(wide a, wide b) {
+    return (wide){_mm512_sub_epi64(a.even, b.even), _mm512_sub_epi64(a.odd, b.odd)};
+}
+KX1_INLINE wide wide_floor_shift(wide v, int32_t shift) {
+    const __m128i by = _mm_cvtsi32_si128(shift);
+    return (wide){_mm512_sra_epi64(v.even, by), _mm512_sra_epi64(v.odd, by)};
+}
+
+/* kx1_to_f32 of eight sums, in 64-bit lanes. */
+KX1_INLINE __m512i to_f32_eight(__m512i sums, int32_t exponent) {
     const __m512i least = _mm512_set1_epi64(0x800000), most = _mm512_set1_epi64(0x7f7fffff);
     const __m512i magnitude = _mm512_abs_epi64(sums), lead = _mm512_lzcnt_epi64(magnitude);
     const __m512i top = _mm512_sllv_epi64(magnitude, lead);
@@ -76,13 +101,18 @@ KX1_INLINE __m256i to_f32_eight(__m512i sums, int32_t exponent) {
     const __m512i bits = _mm512_add_epi64(_mm512_slli_epi64(field, 23), rounded);
     const __mmask8 is_number = _mm512_cmpge_epi64_mask(bits, least) & _mm512_test_epi64_mask(sums, sums);
     const __m512i sign = _mm512_slli_epi64(_mm512_srli_epi64(sums, 63), 31);
-    return _mm512_maskz_cvtepi64_epi32(is_number, _mm512_or_si512(_mm512_min_epi64(bits, most), sign));
+    return _mm512_maskz_or_epi64(is_number, _mm512_min_epi64(bits, most), sign);
 }
 
-/* n is a multiple of 8. */
-KX1_INLINE void store_f32_rows(const int64_t *sums, int n, int32_t exponent, float *out) {
-    for (int r = 0; r < n; r += 8)
-        _mm256_storeu_si256((void *)(out + r), to_f32_eight(_mm512_loadu_si512(sums + r), exponent));
+KX1_INLINE void wide_store_f32(wide sums, int32_t exponent, float *out) {
+    const __m512i even = to_f32_eight(sums.even, exponent), odd = to_f32_eight(sums.odd, exponent);
+    _mm512_storeu_si512(out, _mm512_or_si512(even, _mm512_slli_epi64(odd, 32)));
+}
+
+/* Eight sums in order. */
+KX1_INLINE void store_f32_eight(const int64_t *sums, int32_t exponent, float *out) {
+    const __m512i bits = to_f32_eight(_mm512_loadu_si512(sums), exponent);
+    _mm256_storeu_si256((void *)out, _mm512_cvtepi64_epi32(bits));
 }
 
 #endif

@@ -75,10 +75,33 @@ KX1_INLINE lanes lanes_high_bytes(lanes v) {
     return vreinterpretq_s32_s16(vshrq_n_s16(vreinterpretq_s16_s32(v), 8));
 }
 
-KX1_INLINE int64_t floor_shift(int64_t value, int32_t shift) { return value >> shift; }
+KX1_INLINE lanes lanes_subtract32(lanes a, lanes b) { return vsubq_s32(a, vshlq_n_s32(b, 5)); } /* a - 32 b */
+KX1_INLINE lanes lanes_multiply32(lanes a, int32_t b) { return vmulq_n_s32(a, b); }
 
-KX1_INLINE void store_f32_rows(const int64_t *sums, int n, int32_t exponent, float *out) {
-    for (int r = 0; r < n; r++) kx1_store_f32(out + r, kx1_to_f32(sums[r], exponent));
+/* A 64-bit number for every lane: those of the low two lanes, then those of the high two. */
+typedef struct {
+    int64x2_t low, high;
+} wide;
+
+KX1_INLINE wide wide_load(const int64_t *p) { return (wide){vld1q_s64(p), vld1q_s64(p + 2)}; }
+KX1_INLINE void wide_store(int64_t *p, wide v) {
+    vst1q_s64(p, v.low);
+    vst1q_s64(p + 2, v.high);
+}
+KX1_INLINE wide wide_product(lanes a, lanes b) {
+    return (wide){vmull_s32(vget_low_s32(a), vget_low_s32(b)), vmull_high_s32(a, b)};
+}
+KX1_INLINE wide wide_add(wide a, wide b) { return (wide){vaddq_s64(a.low, b.low), vaddq_s64(a.high, b.high)}; }
+KX1_INLINE wide wide_subtract(wide a, wide b) { return (wide){vsubq_s64(a.low, b.low), vsubq_s64(a.high, b.high)}; }
+KX1_INLINE wide wide_floor_shift(wide v, int32_t shift) { /* a left shift by a negative amount is arithmetic */
+    const int64x2_t by = vdupq_n_s64(-(int64_t)shift);
+    return (wide){vshlq_s64(v.low, by), vshlq_s64(v.high, by)};
+}
+
+KX1_INLINE void wide_store_f32(wide sums, int32_t exponent, float *out) {
+    int64_t in_order[LANES];
+    wide_store(in_order, sums);
+    for (int r = 0; r < LANES; r++) kx1_store_f32(out + r, kx1_to_f32(in_order[r], exponent));
 }
 
 #endif

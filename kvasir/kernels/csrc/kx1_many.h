@@ -68,36 +68,34 @@ KX1_INLINE lanes scaled_sums(const weight_group *g, const kx1_block *x, const in
     return total;
 }
 
+/* Add block values to the sums of one token. Only complete blocks are shifted: floor is not additive. */
+KX1_INLINE void add_values(wide value, const kx1_block *x, int64_t *sums) {
+    wide_store(sums, wide_add(wide_load(sums), wide_floor_shift(value, x->shift)));
+}
+
 /* Step 3 for the K types: add the block values of n_tokens tokens to their sums. */
 KX1_INLINE void add_k_block(const weight_group *g, const kx1_block *x, const int n_tokens, const int type,
                             int64_t *sums) {
     lanes scaled[MOST_TOKENS];
     scaled_dots(g, x, n_tokens, type, scaled);
+    const lanes d = lanes_load(g->d[0]), dmin = type == KX1_Q6_K ? lanes_zero() : lanes_load(g->dmin);
     KX1_UNROLL(8)
     for (int t = 0; t < n_tokens; t++) {
-        alignas(64) int32_t s[LANES], offset[LANES];
-        int64_t *const sum = sums + t * LANES;
-        const int32_t shift = x[t].shift;
-        lanes_store(s, scaled[t]);
-        if (type == KX1_Q6_K) {
-            if (!DOTS_ARE_32_BITS) {
-                lanes_store(offset, scaled_sums(g, x + t, type));
-                for (int r = 0; r < LANES; r++) /* s alone may have wrapped; the difference fits in 32 bits */
-                    s[r] = (int32_t)((uint32_t)s[r] - 32u * (uint32_t)offset[r]);
-            }
-            for (int r = 0; r < LANES; r++) sum[r] += floor_shift((int64_t)g->d[0][r] * s[r], shift);
-        } else {
-            lanes_store(offset, scaled_sums(g, x + t, type));
-            for (int r = 0; r < LANES; r++)
-                sum[r] += floor_shift((int64_t)g->d[0][r] * s[r] - (int64_t)g->dmin[r] * offset[r], shift);
-        }
+        lanes s = scaled[t];
+        if (type == KX1_Q6_K && !DOTS_ARE_32_BITS) s = lanes_subtract32(s, scaled_sums(g, x + t, type));
+        wide value = wide_product(d, s);
+        if (type != KX1_Q6_K) value = wide_subtract(value, wide_product(dmin, scaled_sums(g, x + t, type)));
+        add_values(value, x + t, sums + t * LANES);
     }
 }
 
 /* The same for Q8_0, whose eight sub-blocks have a scale each. */
 KX1_INLINE void add_q8_block(const weight_group *g, const kx1_block *x, const int n_tokens, int64_t *sums) {
-    alignas(64) int64_t value[MOST_TOKENS][LANES] = {{0}};
+    wide value[MOST_TOKENS];
+    KX1_UNROLL(8)
+    for (int t = 0; t < n_tokens; t++) value[t] = wide_product(lanes_zero(), lanes_zero());
     for (int j = 0; j < 8; j++) {
+        const lanes d = lanes_load(g->d[j]);
         lanes dot[MOST_TOKENS];
         KX1_UNROLL(8)
         for (int t = 0; t < n_tokens; t++)
@@ -108,15 +106,14 @@ KX1_INLINE void add_q8_block(const weight_group *g, const kx1_block *x, const in
             KX1_UNROLL(8)
             for (int t = 0; t < n_tokens; t++) dot[t] = lanes_dot_signed(dot[t], codes, word_of(x + t, 8 * j + i));
         }
+        KX1_UNROLL(8)
         for (int t = 0; t < n_tokens; t++) {
-            alignas(64) int32_t s[LANES];
-            const int32_t multiplier = x[t].multiplier[j];
-            lanes_store(s, dot[t]);
-            for (int r = 0; r < LANES; r++) value[t][r] += (int64_t)g->d[j][r] * (s[r] * multiplier);
+            const wide product = wide_product(d, lanes_multiply32(dot[t], x[t].multiplier[j]));
+            value[t] = wide_add(value[t], product);
         }
     }
-    for (int t = 0; t < n_tokens; t++)
-        for (int r = 0; r < LANES; r++) sums[t * LANES + r] += floor_shift(value[t][r], x[t].shift);
+    KX1_UNROLL(8)
+    for (int t = 0; t < n_tokens; t++) add_values(value[t], x + t, sums + t * LANES);
 }
 
 KX1_INLINE void add_block(const weight_group *g, const kx1_block *x, const int n_tokens, const int type,
@@ -179,7 +176,7 @@ KX1_INLINE void many_chunk(const int type, const int64_t block_bytes, const uint
             add_tokens(&g, xb, n_tokens, type, sums);
         }
         for (int64_t t = 0; t < n_tokens; t++)
-            store_f32_rows(sums + t * LANES, LANES, kx1_output_exponent(ew, kt[t]), out + t * ld_out + r);
+            wide_store_f32(wide_load(sums + t * LANES), kx1_output_exponent(ew, kt[t]), out + t * ld_out + r);
     }
 }
 
