@@ -27,14 +27,19 @@ from kvasir.kernels.api import EncodedRows
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Served:
     """What one node computed in one layer of one step. `worker_id` is None for the backbone's own replica."""
 
     layer: int
     worker_id: str | None
-    n_pairs: int
+    pair_rows: IntArray  # [n_pairs] the batch's row that each pair belongs to
     reason: str  # "worker", "no replica", or why the worker's answer was not used
+
+    @property
+    def n_pairs(self) -> int:
+        """How many pairs it was."""
+        return len(self.pair_rows)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,7 +114,7 @@ class ExpertDispatcher:
                 self._compute_here(job, batch.pair_slots, outputs, answer)
             else:
                 outputs[batch.pair_slots] = round_replies(answer, self._reply_format)
-                self._on_served(Served(job.layer, batch.worker_id, len(batch.pair_slots), "worker"))
+                self._on_served(Served(job.layer, batch.worker_id, batch.pair_slots // n_used, "worker"))
         return torch.from_numpy(outputs.reshape(n_rows, n_used, -1))
 
     async def _answer(self, batch: DispatchBatch, future: Future[FloatRows], d_model: int) -> FloatRows | str:
@@ -139,4 +144,4 @@ class ExpertDispatcher:
         n_used = job.expert_ids.shape[1]
         computed = experts.compute(job.rows, slots // n_used, job.expert_ids.reshape(-1)[slots])
         outputs[slots] = round_replies(computed, self._reply_format)
-        self._on_served(Served(job.layer, None, len(slots), reason))
+        self._on_served(Served(job.layer, None, slots // n_used, reason))

@@ -25,12 +25,13 @@ Logits = NDArray[np.float32]
 
 
 class TokenEvent(NamedTuple):
-    """One new token of a sequence; `sampled` is None when the sequence ended without one."""
+    """One new token of a sequence; `sampled` is None when the sequence failed, and `error` is then why."""
 
     sequence: Sequence
     sampled: Sampled | None
     text: str
     finish_reason: FinishReason | None
+    error: Exception | None = None
 
 
 class Engine:
@@ -43,17 +44,26 @@ class Engine:
         *,
         max_rows: int = 512,
         on_logits: Callable[[Sequence, Logits], None] = lambda sequence, logits: None,
+        on_chunks: Callable[[tuple[Chunk, ...]], None] = lambda chunks: None,
     ) -> None:
         """`max_rows` bounds the rows of a step beyond one for each decoding sequence.
 
-        `on_logits` sees the f32 [n_vocab] that each token was sampled from.
+        `on_logits` sees the f32 [n_vocab] that each token was sampled from, `on_chunks` a step's rows before they run.
+        Several engines may share a model: what they run is on different slots.
         """
         self._model = model
         self._experts = experts
         self._max_rows = max_rows
         self._on_logits = on_logits
+        self._on_chunks = on_chunks
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
+        self._in_step: set[Sequence] = set()
+
+    @property
+    def n_sequences(self) -> int:
+        """Sequences that wait or run, those included that were cancelled within the step in flight."""
+        return len(self._waiting) + len(self._running)
 
     @property
     def n_ctx(self) -> int:
@@ -76,13 +86,18 @@ class Engine:
         self._waiting.append(sequence)
 
     def cancel(self, sequence: Sequence) -> None:
-        """End a sequence between two steps; one that has ended already stays as it is."""
+        """End a sequence; one that has ended stays as it is. Its slot is free now, or when the step in flight ends."""
         if sequence.finish_reason is None:
             sequence.finish_reason = FinishReason.CANCELLED
-            self._remove(sequence)
+            if sequence not in self._in_step:
+                self._remove(sequence)
 
     async def step(self) -> list[TokenEvent]:
-        """Run one step; returns the new tokens. When it raises, its sequences must be cancelled."""
+        """Run one step; returns the new tokens, and an event with `error` for each sequence that failed and is out.
+
+        A forward that raises fails the sequences in it, a token that cannot be chosen its own sequence alone. One step
+        at a time. When it is cancelled, its sequences must be cancelled.
+        """
         plan = plan_step(self._running, self._waiting, self._model.cache.n_free, self._max_rows)
         if not plan.chunks:
             return []
@@ -91,10 +106,26 @@ class Engine:
             self._running.append(sequence)
             self._waiting.remove(sequence)
         sampling = [chunk for chunk in plan.chunks if chunk.n_rows == chunk.sequence.n_pending]
-        logits = await self._forward(plan.chunks, sampling)
+        self._on_chunks(plan.chunks)
+        self._in_step = {chunk.sequence for chunk in plan.chunks}
+        try:
+            logits = await self._forward(plan.chunks, sampling)
+        except Exception as error:  # whatever it was, the other sequences go on
+            self._leave_step()
+            return [self._fail(chunk.sequence, error) for chunk in plan.chunks if chunk.sequence.slot is not None]
+        finally:
+            self._leave_step()
         for chunk in plan.chunks:
             chunk.sequence.n_cached += chunk.n_rows
-        return [self._advance(chunk.sequence, row) for chunk, row in zip(sampling, logits, strict=True)]
+        rows = zip(sampling, logits, strict=True)
+        return [self._advance(chunk.sequence, row) for chunk, row in rows if chunk.sequence.finish_reason is None]
+
+    def _leave_step(self) -> None:
+        """Take out what was cancelled while its rows were computed."""
+        cancelled = [sequence for sequence in self._in_step if sequence.finish_reason is not None]
+        self._in_step = set()
+        for sequence in cancelled:
+            self._remove(sequence)
 
     async def _forward(self, chunks: tuple[Chunk, ...], sampling: list[Chunk]) -> Logits:
         """Logits [len(sampling), n_vocab] of the last rows of the chunks that reach their sequence's end."""
@@ -107,10 +138,18 @@ class Engine:
 
     def _advance(self, sequence: Sequence, logits: Logits) -> TokenEvent:
         self._on_logits(sequence, logits)
-        sampled, text, reason = sequence.advance(logits, self.n_ctx)
+        try:
+            sampled, text, reason = sequence.advance(logits, self.n_ctx)
+        except Exception as error:  # whatever it was, the other sequences of the step go on
+            return self._fail(sequence, error)
         if reason is not None:
             self._remove(sequence)
         return TokenEvent(sequence, sampled, text, reason)
+
+    def _fail(self, sequence: Sequence, error: Exception) -> TokenEvent:
+        sequence.finish_reason = FinishReason.FAILED
+        self._remove(sequence)
+        return TokenEvent(sequence, None, "", FinishReason.FAILED, error)
 
     def _remove(self, sequence: Sequence) -> None:
         if sequence.slot is None:

@@ -25,6 +25,7 @@ class FinishReason(StrEnum):
     STOP = "stop"  # an end-of-generation token, or a stop string
     LENGTH = "length"  # max_tokens, or the context is full
     CANCELLED = "cancelled"
+    FAILED = "failed"  # its step, or the choice of its token, raised
 
 
 class Progress(NamedTuple):

@@ -137,7 +137,7 @@ class StableOps:
 
 def _array(tensor: Tensor) -> FloatArray:
     """The tensor's memory as numpy sees it, or a copy of one that is not contiguous."""
-    array: FloatArray = tensor.detach().contiguous().numpy()
+    array: FloatArray = tensor.contiguous().numpy()
     return array
 
 

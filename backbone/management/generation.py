@@ -92,6 +92,8 @@ async def _run(engine: Engine, sequences: list[EngineSequence], on_text: Callabl
             engine.add(sequence)
         while engine.has_work:
             for event in await engine.step():
+                if event.error is not None:
+                    raise event.error
                 on_text(int(event.sequence.request_id), event.text)
     finally:
         for sequence in sequences:
