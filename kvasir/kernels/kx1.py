@@ -22,6 +22,7 @@ from kvasir.kernels import native
 from kvasir.kernels.api import EncodedRows, Pairs, RowFormat
 from kvasir.kernels.checks import check_encoded_rows, check_finite, check_float_rows, check_pairs, check_range
 from kvasir.kernels.fingerprint import KX1_NAME, KX1_VERSION, kernel_fingerprint
+from kvasir.kernels.native import address
 from kvasir.kernels.registry import NUMPY, wanted_isa
 from kvasir.kernels.selftest import self_test
 
@@ -46,6 +47,7 @@ class KX1Matrix:
 
     matrix: WeightMatrix
     exponent: int
+    address: int  # of the matrix's bytes
 
 
 class KX1Kernel:
@@ -99,7 +101,7 @@ class KX1Kernel:
         encoded = np.empty((len(rows), self.row_bytes(rows.shape[1])), np.uint8)
         rows = np.ascontiguousarray(rows)
         error = self._library.lib.kv_kx1_pack_rows(
-            rows.ctypes.data, *rows.shape, encoded.ctypes.data, ctypes.byref(ctypes.c_int64()), self.n_threads
+            address(rows), *rows.shape, address(encoded), ctypes.byref(ctypes.c_int64()), self.n_threads
         )
         if error:
             check_finite(rows)
@@ -117,7 +119,7 @@ class KX1Kernel:
         reason = matrix_refusal(matrix)
         if reason is not None:
             raise KernelError(f"matrix {reason}")
-        return KX1Matrix(matrix, _weight_exponent(self._library, matrix))
+        return KX1Matrix(matrix, _weight_exponent(self._library, matrix), address(matrix.data))
 
     def linear(self, rows: FloatRows, matrices: Sequence[KX1Matrix]) -> list[FloatRows]:
         """Finite f32 rows [n, n_in] times each matrix: f32 [n, n_out] each. The rows are quantised once for all.
@@ -132,14 +134,12 @@ class KX1Kernel:
         outputs = [np.empty((len(rows), m.matrix.n_out), np.float32) for m in matrices]
         calls = (native.LinearCall * len(matrices))(
             *(
-                native.LinearCall(
-                    m.matrix.quant_type, m.exponent, m.matrix.data.ctypes.data, m.matrix.n_out, out.ctypes.data
-                )
+                native.LinearCall(m.matrix.quant_type, m.exponent, m.address, m.matrix.n_out, address(out))
                 for m, out in zip(matrices, outputs, strict=True)
             )
         )
         error = self._library.lib.kv_kx1_linears(
-            self._isa, rows.ctypes.data, *rows.shape, calls, len(calls), self.n_threads
+            self._isa, address(rows), *rows.shape, calls, len(calls), self.n_threads
         )
         if error:
             check_finite(rows)
@@ -209,12 +209,12 @@ class LoadedKX1Experts:
             self._library.lib.kv_kx1_experts(
                 self._isa,
                 ctypes.byref(self._layer),
-                rows.ctypes.data,
+                address(rows),
                 len(rows),
-                pair_rows.ctypes.data,
-                pair_ids.ctypes.data,
+                address(pair_rows),
+                address(pair_ids),
                 len(pair_ids),
-                out.ctypes.data,
+                address(out),
                 self._n_threads,
             )
         )

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import os
-from ctypes import POINTER, c_char_p, c_float, c_int, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_char, c_char_p, c_float, c_int, c_int32, c_int64, c_void_p
 from functools import cache
-from typing import ClassVar
+from typing import Any, ClassVar, cast
+
+import numpy.typing as npt
 
 from kvasir.errors import ConfigError, KernelError
 from kvasir.kernels.build import LIBRARY_NAME, NATIVE_DIR, NEXT_STEP
@@ -142,6 +144,17 @@ def available() -> bool:
     except KernelError:
         return False
     return True
+
+
+def address(array: npt.NDArray[Any]) -> int:
+    """Where the first element of a contiguous array lies; the caller keeps the array alive.
+
+    `array.ctypes.data` is the same, and several times slower: it matters where a call computes for microseconds.
+    """
+    try:
+        return ctypes.addressof(c_char.from_buffer(cast(Any, array)))
+    except (TypeError, ValueError):  # read-only, or empty
+        return int(array.ctypes.data)
 
 
 def usable_cores() -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from enum import IntEnum
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy.typing as npt
 
 from kvasir.errors import KernelError
 from kvasir.kernels import native
+from kvasir.kernels.native import address as _at
 from kvasir.kernels.registry import NUMPY, wanted_isa
 
 Floats = npt.NDArray[np.float32]
@@ -220,10 +222,6 @@ def row_ops(n_threads: int | None = None) -> RowOps:
     return NativeRowOps(n_threads=n_threads)
 
 
-def _at(array: npt.NDArray[np.float32] | npt.NDArray[np.int64]) -> int:
-    return int(array.ctypes.data)
-
-
 def _like(x: Floats) -> Floats:
     _check("x", x, *x.shape)
     return np.empty_like(x)
@@ -231,20 +229,28 @@ def _like(x: Floats) -> Floats:
 
 def _check(name: str, array: Floats, *shape: int | None) -> None:
     """Raise KernelError unless `array` is contiguous f32 of this shape; None is any size."""
-    fits = array.ndim == len(shape) and all(w is None or w == n for w, n in zip(shape, array.shape, strict=True))
-    if not fits or array.dtype != np.float32 or not array.flags.c_contiguous:
-        wanted = ", ".join("*" if size is None else str(size) for size in shape)
-        order = "" if array.flags.c_contiguous else " that is not contiguous"
-        raise KernelError(
-            f"{name} is {array.dtype} {list(array.shape)}{order}; contiguous float32 [{wanted}] is needed"
-        )
+    if array.dtype == np.float32 and array.flags.c_contiguous and array.ndim == len(shape):
+        for wanted_size, size in zip(shape, array.shape, strict=True):
+            if wanted_size != size and wanted_size is not None:
+                break
+        else:
+            return
+    wanted = ", ".join("*" if size is None else str(size) for size in shape)
+    order = "" if array.flags.c_contiguous else " that is not contiguous"
+    raise KernelError(f"{name} is {array.dtype} {list(array.shape)}{order}; contiguous float32 [{wanted}] is needed")
 
 
 def _segments(segments: Sequence[SegmentNumbers], n_rows: int, n_slot: int, n_ctx: int | None) -> npt.NDArray[np.int64]:
     """Segments as C reads them. Raises KernelError unless they cover each row once, with distinct slots that exist."""
-    numbers = np.array(segments, np.int64).reshape(-1, 4)
+    return _checked_segments(tuple(segments), n_rows, n_slot, n_ctx)
+
+
+@lru_cache(maxsize=8)  # every layer of a step asks for the same
+def _checked_segments(
+    segments: tuple[SegmentNumbers, ...], n_rows: int, n_slot: int, n_ctx: int | None
+) -> npt.NDArray[np.int64]:
     next_row = 0
-    for slot, first_row, n, position in sorted(numbers.tolist(), key=lambda segment: segment[1]):
+    for slot, first_row, n, position in sorted(segments, key=lambda segment: segment[1]):
         if first_row != next_row or n < 1 or not 0 <= slot < n_slot or position < 0:
             raise KernelError(
                 f"segment (slot {slot}, rows {first_row} + {n}, position {position}) is not valid: "
@@ -255,6 +261,6 @@ def _segments(segments: Sequence[SegmentNumbers], n_rows: int, n_slot: int, n_ct
         next_row += n
     if next_row != n_rows:
         raise KernelError(f"the segments cover {next_row} rows of {n_rows}")
-    if len(set(numbers[:, 0].tolist())) != len(numbers):
-        raise KernelError(f"two segments have the same slot: {numbers[:, 0].tolist()}")
-    return numbers
+    if len({segment[0] for segment in segments}) != len(segments):
+        raise KernelError(f"two segments have the same slot: {[segment[0] for segment in segments]}")
+    return np.array(segments, np.int64).reshape(-1, 4)
