@@ -94,7 +94,8 @@ static void check_packing(const matmul_case *c) {
         if (memcmp(packed, c->packed + (size_t)t * bytes, bytes) != 0) fail("pack", "differs", c->number);
     }
     free(packed);
-    if (kx1_weight_exponent(c->type, c->weights, c->n_out, c->cols) != c->ew) fail("weight exponent", "differs", c->number);
+    const int32_t ew = kx1_weight_exponent(c->type, c->weights, c->n_out, c->cols);
+    if (ew != c->ew) fail("weight exponent", "differs", c->number);
 }
 
 static void replay(FILE *file, int64_t number, int at_end) {

@@ -1,6 +1,7 @@
 /* KX1: one expert, the same bits on every device. Integers only; see docs/kx1.md for the specification.
  *
- * Everything here computes on one thread and allocates nothing. experts.c spreads the work over the pool.
+ * Everything here computes on one thread, allocates nothing and uses less than 96 KB of stack. experts.c spreads the
+ * work over the pool.
  *
  * How to build. All of these sources, on every target, with -std=c11 -O3 -ffp-contract=off -fPIC and:
  *
@@ -59,6 +60,7 @@ int64_t kx1_row_bytes(int type, int64_t cols);
 /* The packed form in which rows travel: per block 256 codes, 4 bytes of multipliers (a_0 in the low nibble of the
  * first byte), 1 byte of exponent (0, or kb - 13). */
 int kx1_pack(const float *row, int64_t cols, uint8_t *packed);                 /* 0, or -1: a value is not finite */
-int kx1_unpack(const uint8_t *packed, int64_t cols, kx1_block *x, int64_t stride, int32_t *kt); /* 0, -1: code -128, -2: multiplier 0 */
+/* 0, or -1: a code is -128, or -2: a multiplier is 0 */
+int kx1_unpack(const uint8_t *packed, int64_t cols, kx1_block *x, int64_t stride, int32_t *kt);
 
 #endif

@@ -97,7 +97,8 @@ KX1_INLINE void few_blocks_q45(const uint8_t *w, const bool five_bits, int32_t e
             KX1_UNROLL(2)
             for (int t = 0; t < n_tokens; t++) {
                 const int8_t *x = row[t].code[b] + 64 * m;
-                const __m256i dot = _mm256_maddubs_epi16(a, load256(x)), dot2 = _mm256_maddubs_epi16(c, load256(x + 32));
+                const __m256i dot = _mm256_maddubs_epi16(a, load256(x));
+                const __m256i dot2 = _mm256_maddubs_epi16(c, load256(x + 32));
                 first[t] = add_scaled(first[t], dot, word_in_halves(scales[t], 2 * m));
                 second[t] = add_scaled(second[t], dot2, word_in_halves(scales[t], 2 * m + 1));
             }

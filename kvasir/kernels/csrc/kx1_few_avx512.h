@@ -38,14 +38,18 @@ KX1_INLINE __m128i words_for_quarter(int low, int high) {
     return _mm_setr_epi16(a, a, a, a, b, b, b, b);
 }
 
+KX1_INLINE __m512i add_neighbours32(__m512i a, __m512i b) {
+    return _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+}
+
+KX1_INLINE __m512i add_neighbours64(__m512i a, __m512i b) {
+    return _mm512_add_epi32(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
+}
+
 /* Eight vectors to a vector of their sums. */
 KX1_INLINE __m256i sums_of_eight512(const __m512i *v) {
-    __m512i pair[4];
-    for (int k = 0; k < 4; k++)
-        pair[k] = _mm512_add_epi32(_mm512_unpacklo_epi32(v[2 * k], v[2 * k + 1]),
-                                   _mm512_unpackhi_epi32(v[2 * k], v[2 * k + 1]));
-    const __m512i low = _mm512_add_epi32(_mm512_unpacklo_epi64(pair[0], pair[1]), _mm512_unpackhi_epi64(pair[0], pair[1]));
-    const __m512i high = _mm512_add_epi32(_mm512_unpacklo_epi64(pair[2], pair[3]), _mm512_unpackhi_epi64(pair[2], pair[3]));
+    const __m512i low = add_neighbours64(add_neighbours32(v[0], v[1]), add_neighbours32(v[2], v[3]));
+    const __m512i high = add_neighbours64(add_neighbours32(v[4], v[5]), add_neighbours32(v[6], v[7]));
     __m512i sum = _mm512_add_epi32(_mm512_shuffle_i32x4(low, high, 0x88), _mm512_shuffle_i32x4(low, high, 0xdd));
     sum = _mm512_shuffle_i32x4(sum, sum, 0xd8);
     return _mm256_add_epi32(_mm512_castsi512_si256(sum), _mm512_extracti64x4_epi64(sum, 1));
@@ -81,10 +85,10 @@ KX1_INLINE __m512i six_bit_minimums(__m512i headers) {
 /* The fifth bits of half a Q5_K block at bit 4: of the sub-blocks in low nibbles, or of those in high ones. `high` has
  * the bits of sub-block j at bit j of each byte, in both halves. */
 KX1_INLINE __m512i fifth_bits(__m512i high, int half, int is_high_nibble) {
-    const int bit = 4 * half + is_high_nibble; /* and bit + 2 in the upper half */
+    const int bit = 4 * half + is_high_nibble, up = 4 - bit, down = bit - 4; /* and two bits on in the upper half */
     if (half == 0)
-        return _mm512_sllv_epi16(high, two_halves(_mm256_set1_epi16((short)(4 - bit)), _mm256_set1_epi16((short)(2 - bit))));
-    return _mm512_srlv_epi16(high, two_halves(_mm256_set1_epi16((short)(bit - 4)), _mm256_set1_epi16((short)(bit - 2))));
+        return _mm512_sllv_epi16(high, two_halves(_mm256_set1_epi16((short)up), _mm256_set1_epi16((short)(up - 2))));
+    return _mm512_srlv_epi16(high, two_halves(_mm256_set1_epi16((short)down), _mm256_set1_epi16((short)(down + 2))));
 }
 
 KX1_INLINE void few_blocks_q45(const uint8_t *w, const bool five_bits, int32_t ew, const few_row *row, int64_t block,
@@ -110,8 +114,9 @@ KX1_INLINE void few_blocks_q45(const uint8_t *w, const bool five_bits, int32_t e
                 low = masked_or(fifth_bits(high, h, 0), fifth, low);
                 upper = masked_or(fifth_bits(high, h, 1), fifth, upper);
             }
-            const __m128i quarter = words_for_quarter(4 * h, 4 * h + 1), quarter2 = words_for_quarter(4 * h + 2, 4 * h + 3);
-            const __m512i pick = two_halves(_mm256_broadcastsi128_si256(quarter), _mm256_broadcastsi128_si256(quarter2));
+            const __m256i first = _mm256_broadcastsi128_si256(words_for_quarter(4 * h, 4 * h + 1));
+            const __m256i second = _mm256_broadcastsi128_si256(words_for_quarter(4 * h + 2, 4 * h + 3));
+            const __m512i pick = two_halves(first, second);
             KX1_UNROLL(2)
             for (int t = 0; t < n_tokens; t++) {
                 const __m512i dots = packed_dots(low, upper, row[t].code[b] + 128 * h);
@@ -134,8 +139,7 @@ KX1_INLINE void few_blocks_q45(const uint8_t *w, const bool five_bits, int32_t e
     const __m256i d = scales_of_eight(_mm256_and_si256(halves, _mm256_set1_epi32(0xffff)), ew);
     const __m256i dmin = scales_of_eight(_mm256_srli_epi32(halves, 16), ew);
     for (int t = 0; t < n_tokens; t++) {
-        __m512i sum = _mm512_add_epi32(_mm512_unpacklo_epi32(offset[t][0], offset[t][1]),
-                                       _mm512_unpackhi_epi32(offset[t][0], offset[t][1]));
+        __m512i sum = add_neighbours32(offset[t][0], offset[t][1]);
         sum = _mm512_add_epi32(sum, _mm512_shuffle_epi32(sum, 0x4e));
         const __m256i offsets = _mm512_castsi512_si256(_mm512_permutexvar_epi32(sum_order, sum));
         store_values(d, sums_of_eight512(scaled[t]), dmin, offsets, row[t].shift + block, value + t * FEW_VALUES);

@@ -62,7 +62,8 @@ KX1_INLINE lanes lanes_add_pairs(lanes sum, lanes a, kx1_pair b) {
 }
 KX1_INLINE lanes lanes_high_bytes(lanes v) { return _mm512_srai_epi16(v, 8); }
 
-KX1_INLINE lanes lanes_subtract32(lanes a, lanes b) { return _mm512_sub_epi32(a, _mm512_slli_epi32(b, 5)); } /* a - 32 b */
+/* a - 32 b */
+KX1_INLINE lanes lanes_minus_32(lanes a, lanes b) { return _mm512_sub_epi32(a, _mm512_slli_epi32(b, 5)); }
 KX1_INLINE lanes lanes_multiply32(lanes a, int32_t b) { return _mm512_mullo_epi32(a, lanes_words(b)); }
 
 /* A 64-bit number for every lane: those of the even lanes, then those of the odd ones. */

@@ -75,7 +75,7 @@ KX1_INLINE lanes lanes_high_bytes(lanes v) {
     return vreinterpretq_s32_s16(vshrq_n_s16(vreinterpretq_s16_s32(v), 8));
 }
 
-KX1_INLINE lanes lanes_subtract32(lanes a, lanes b) { return vsubq_s32(a, vshlq_n_s32(b, 5)); } /* a - 32 b */
+KX1_INLINE lanes lanes_minus_32(lanes a, lanes b) { return vsubq_s32(a, vshlq_n_s32(b, 5)); } /* a - 32 b */
 KX1_INLINE lanes lanes_multiply32(lanes a, int32_t b) { return vmulq_n_s32(a, b); }
 
 /* A 64-bit number for every lane: those of the low two lanes, then those of the high two. */

@@ -82,7 +82,7 @@ KX1_INLINE void add_k_block(const weight_group *g, const kx1_block *x, const int
     KX1_UNROLL(8)
     for (int t = 0; t < n_tokens; t++) {
         lanes s = scaled[t];
-        if (type == KX1_Q6_K && !DOTS_ARE_32_BITS) s = lanes_subtract32(s, scaled_sums(g, x + t, type));
+        if (type == KX1_Q6_K && !DOTS_ARE_32_BITS) s = lanes_minus_32(s, scaled_sums(g, x + t, type));
         wide value = wide_product(d, s);
         if (type != KX1_Q6_K) value = wide_subtract(value, wide_product(dmin, scaled_sums(g, x + t, type)));
         add_values(value, x + t, sums + t * LANES);
