@@ -44,12 +44,12 @@ class RelayUnderTest:
 
 @contextmanager
 def kvasir_relay(directory: Path) -> Iterator[tuple[RelayUnderTest, dict[Role, str]]]:
-    """`manage.py serve` on a free port with a database of its own; and a token of each scope."""
+    """`manage.py serve --relay-only` on a free port with a database of its own; and a token of each scope."""
     environment = {**os.environ, "DATABASE_URL": f"sqlite:///{directory / 'relay.sqlite3'}"}
     manage = [sys.executable, "manage.py"]
     subprocess.run([*manage, "migrate", "-v", "0"], cwd=ROOT, env=environment, check=True)
     tokens = {role: _issue(manage, environment, role.name.lower()) for role in Role}
-    with _process([*manage, "serve", "--port", "0"], environment) as process:
+    with _process([*manage, "serve", "--relay-only", "--port", "0"], environment) as process:
         yield RelayUnderTest(_said_url(process), process.pid), tokens
 
 

@@ -71,12 +71,17 @@ def read_facts(message: Buffer, start: int, stop: int) -> FrameFacts:
 
 
 class EdgeLedger:
-    """Who owes what on one edge. `credit_bytes` bounds requests under way and their answers together."""
+    """Who owes what on one edge. `credit_bytes` bounds requests under way and their answers together.
+
+    Half of it bounds the requests alone, which are what waits here for a slow worker. No honest dispatch meets that
+    bound first: its answer is never smaller than its rows.
+    """
 
     def __init__(self, credit_bytes: int) -> None:
         self._credit_bytes = credit_bytes
-        self._owed: dict[int, tuple[int, int]] = {}  # request: bytes under way for it, most bytes of its answer
+        self._owed: dict[int, tuple[int, int]] = {}  # request: bytes of its rows, most bytes of its answer
         self._used_bytes = 0
+        self._asked_bytes = 0  # of the requests alone
         self._notices_left = MAX_NOTICES
         self.is_bridged = False  # the worker has accepted the backbone's hello
         self.traffic = Traffic()
@@ -137,19 +142,22 @@ class EdgeLedger:
         if facts.request == 0 or facts.request in self._owed:
             raise EdgeBrokenError(f"the backbone used request number {facts.request}, which is 0 or still unanswered")
         reply_bytes = facts.n_pairs * facts.d_model * VALUE_BYTES
-        cost = max(facts.payload_bytes - facts.n_pairs * PAIR_BYTES, 0) + reply_bytes
-        if self._owed and self._used_bytes + cost > self._credit_bytes:
+        asked_bytes = max(facts.payload_bytes - facts.n_pairs * PAIR_BYTES, 0)
+        used_bytes = self._used_bytes + asked_bytes + reply_bytes
+        all_asked_bytes = self._asked_bytes + asked_bytes
+        if self._owed and (used_bytes > self._credit_bytes or all_asked_bytes > self._credit_bytes // 2):
             return False
-        self._owed[facts.request] = (cost, reply_bytes)
-        self._used_bytes += cost
+        self._owed[facts.request] = (asked_bytes, reply_bytes)
+        self._used_bytes, self._asked_bytes = used_bytes, all_asked_bytes
         return True
 
     def _settle(self, facts: FrameFacts) -> None:
         owed = self._owed.pop(facts.request, None)
         if owed is None:
             raise EdgeBrokenError(f"the worker answered request {facts.request}, which it does not owe")
-        cost, reply_bytes = owed
-        self._used_bytes -= cost
+        asked_bytes, reply_bytes = owed
+        self._used_bytes -= asked_bytes + reply_bytes
+        self._asked_bytes -= asked_bytes
         if facts.kind == Kind.RESULT and facts.payload_bytes > reply_bytes:
             raise EdgeBrokenError(
                 f"the answer to request {facts.request} has {facts.payload_bytes} bytes, the worker owes {reply_bytes}"

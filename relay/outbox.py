@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 
 from kvasir.relay_records import MAX_BUNDLE_BYTES
 
-HIGH_WATER_BYTES = 8 * 1024 * 1024
+HIGH_WATER_BYTES = 2 * 1024 * 1024
 
 Send = Callable[[bytes], Awaitable[None]]
 

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import MutableMapping
 from typing import Any, Protocol
 
-HIGH_WATER_BYTES = 2 * 1024 * 1024
+HIGH_WATER_BYTES = 1024 * 1024
 LOW_WATER_BYTES = HIGH_WATER_BYTES // 2
 
 Message = MutableMapping[str, Any]

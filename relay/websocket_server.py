@@ -85,7 +85,7 @@ class RelayProtocol(WebSocketProtocol):  # type: ignore[misc]
     async def send_bytes(self, data: bytes) -> None:
         """Send one message and wait while the other side reads too slowly."""
         if self.state == self.STATE_OPEN and self.gate is not None:
-            self.gate.write(binary_frame(data))
+            self.gate.write(binary_head(len(data)), data)
             await self.gate.passed()
 
     def check_timeouts(self) -> None:
@@ -171,13 +171,13 @@ class RelayServer(Server):  # type: ignore[misc]
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def binary_frame(data: bytes) -> bytes:
-    """A server's WebSocket frame that is a whole binary message (RFC 6455, section 5.2)."""
-    if len(data) < 126:
-        return struct.pack("!BB", 0x82, len(data)) + data
-    if len(data) < 65_536:
-        return struct.pack("!BBH", 0x82, 126, len(data)) + data
-    return struct.pack("!BBQ", 0x82, 127, len(data)) + data
+def binary_head(n_bytes: int) -> bytes:
+    """What stands before `n_bytes` to make them a server's whole binary message (RFC 6455, section 5.2)."""
+    if n_bytes < 126:
+        return struct.pack("!BB", 0x82, n_bytes)
+    if n_bytes < 65_536:
+        return struct.pack("!BBH", 0x82, 126, n_bytes)
+    return struct.pack("!BBQ", 0x82, 127, n_bytes)
 
 
 def _clipped_reason(reason: str) -> bytes:

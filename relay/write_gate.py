@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+SMALL_BYTES = 64 * 1024
+
 
 class WriteGate:
     """Open until the transport says that its buffer is full; open again when it has been emptied."""
@@ -24,19 +26,23 @@ class WriteGate:
         while self._opening is not None:
             await asyncio.shield(self._opening)
 
-    def write(self, data: bytes) -> None:
-        """Send now when nothing waits; leave to the transport what the kernel does not take.
+    def write(self, head: bytes, data: bytes) -> None:
+        """Send now when nothing waits and it is small; leave to the transport what the kernel does not take.
 
         The transport alone would wait for the socket to become writable each time: two system calls a message more.
         """
         transport = self._transport
+        if len(data) > SMALL_BYTES:
+            transport.writeSequence([head, data])
+            return
+        message = head + data
         if self.unsent_bytes() == 0 and transport.connected and not transport.disconnecting:
-            n_sent = transport.writeSomeData(data)
+            n_sent = transport.writeSomeData(message)
             if isinstance(n_sent, int) and n_sent > 0:
-                if n_sent < len(data):
-                    transport.write(data[n_sent:])
+                if n_sent < len(message):
+                    transport.write(message[n_sent:])
                 return
-        transport.write(data)  # after an error, too: the reactor will meet it again and end the socket
+        transport.write(message)  # after an error, too: the reactor will meet it again and end the socket
 
     def unsent_bytes(self) -> int:
         """Bytes that wait in the transport. Its names are private: requirements.txt pins Twisted."""

@@ -177,6 +177,14 @@ class Peer:
             return (error.rcvd.code, error.rcvd.reason) if error.rcvd else (1006, "")
 
 
+def backbone_at(relay: RelayProcess) -> Peer:
+    return Peer(relay, Role.BACKBONE)
+
+
+def worker_at(relay: RelayProcess) -> Peer:
+    return Peer(relay, Role.WORKER)
+
+
 @contextmanager
 def sandbox(factory: object) -> Iterator[RelayProcess]:
     """A relay under a directory that pytest's factory makes."""

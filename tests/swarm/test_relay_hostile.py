@@ -16,7 +16,18 @@ from kvasir.wire_header import MAX_PAYLOAD_BYTES, Kind
 from market.models import NodeToken
 from market.tokens import TokenScope, issue, revoke
 from tests.site.database import database_at
-from tests.swarm.relay_process import MODEL, Peer, RelayProcess, as_record, frame, pair, sandbox, still_serves
+from tests.swarm.relay_process import (
+    MODEL,
+    Peer,
+    RelayProcess,
+    as_record,
+    backbone_at,
+    frame,
+    pair,
+    sandbox,
+    still_serves,
+    worker_at,
+)
 
 OTHER = "ef" * 32
 
@@ -32,9 +43,9 @@ def beside_a_pair(relay: RelayProcess, hostile: Callable[[Peer, int], Awaitable[
 
     async def scenario() -> None:
         async with (
-            Peer(relay, Role.BACKBONE) as backbone,
-            Peer(relay, Role.WORKER) as good,
-            Peer(relay, Role.WORKER) as bad,
+            backbone_at(relay) as backbone,
+            worker_at(relay) as good,
+            worker_at(relay) as bad,
         ):
             edge = await pair(relay, backbone, good)
             await bad.join()
@@ -112,7 +123,7 @@ def test_a_token_that_is_revoked_ends_its_sockets(relay: RelayProcess) -> None:
         token = issue(TokenScope.WORKER, "for now")
 
     async def scenario() -> None:
-        async with Peer(relay, Role.WORKER) as worker:
+        async with worker_at(relay) as worker:
             await worker.join(token=token.text)
             with sqlite3.connect(relay.database, timeout=20) as database:
                 database.execute(
@@ -131,7 +142,7 @@ def test_a_worker_that_fits_no_backbone_is_told_what_disagrees(
     relay: RelayProcess, part: str, code: RefuseCode
 ) -> None:
     async def scenario() -> None:
-        async with Peer(relay, Role.BACKBONE) as backbone, Peer(relay, Role.WORKER) as worker:
+        async with backbone_at(relay) as backbone, worker_at(relay) as worker:
             await backbone.join()
             await worker.socket.send(opening_message(worker.hello(**{part: OTHER})))
             refusal = await worker.refusal()
@@ -145,7 +156,7 @@ def test_a_worker_that_fits_no_backbone_is_told_what_disagrees(
 
 def test_a_worker_waits_for_its_backbone_and_is_told_when_another_one_comes(relay: RelayProcess) -> None:
     async def scenario() -> None:
-        async with Peer(relay, Role.WORKER) as worker, Peer(relay, Role.BACKBONE) as backbone:
+        async with worker_at(relay) as worker, backbone_at(relay) as backbone:
             await worker.join()
             await backbone.join(model_fingerprint=OTHER)
             refusal = await worker.refusal()
@@ -158,7 +169,7 @@ def test_a_worker_waits_for_its_backbone_and_is_told_when_another_one_comes(rela
 
 def test_a_socket_without_a_hello_is_closed_within_its_deadline(relay: RelayProcess) -> None:
     async def scenario() -> None:
-        async with Peer(relay, Role.WORKER) as silent, Peer(relay, Role.WORKER) as trickling:
+        async with worker_at(relay) as silent, worker_at(relay) as trickling:
             head, rest = opening_message(trickling.hello())[:4], b"more"
 
             async def pieces() -> object:
@@ -177,7 +188,7 @@ def test_a_socket_without_a_hello_is_closed_within_its_deadline(relay: RelayProc
 
 def test_a_first_message_that_is_too_long_is_never_taken(relay: RelayProcess) -> None:
     async def scenario() -> None:
-        async with Peer(relay, Role.WORKER) as worker:
+        async with worker_at(relay) as worker:
             await worker.socket.send(b"W" + bytes(MAX_OPENING_BYTES))
             code, reason = await worker.end()
             assert code == 1009
@@ -250,9 +261,9 @@ def test_frames_that_are_not_the_workers_turn_end_edge_and_socket(
 def test_an_answer_to_another_workers_request_is_not_taken(relay: RelayProcess) -> None:
     async def scenario() -> None:
         async with (
-            Peer(relay, Role.BACKBONE) as backbone,
-            Peer(relay, Role.WORKER) as good,
-            Peer(relay, Role.WORKER) as thief,
+            backbone_at(relay) as backbone,
+            worker_at(relay) as good,
+            worker_at(relay) as thief,
         ):
             edge = await pair(relay, backbone, good)
             await thief.join()
@@ -276,9 +287,9 @@ def test_an_answer_to_another_workers_request_is_not_taken(relay: RelayProcess) 
 def test_a_backbone_that_breaks_one_edge_keeps_the_others(relay: RelayProcess) -> None:
     async def scenario() -> None:
         async with (
-            Peer(relay, Role.BACKBONE) as backbone,
-            Peer(relay, Role.WORKER) as one,
-            Peer(relay, Role.WORKER) as two,
+            backbone_at(relay) as backbone,
+            worker_at(relay) as one,
+            worker_at(relay) as two,
         ):
             first = await pair(relay, backbone, one)
             await two.join()
@@ -294,7 +305,7 @@ def test_a_backbone_that_breaks_one_edge_keeps_the_others(relay: RelayProcess) -
 
 def test_the_relay_answers_pings_of_its_own(relay: RelayProcess) -> None:
     async def scenario() -> None:
-        async with Peer(relay, Role.WORKER) as worker:
+        async with worker_at(relay) as worker:
             await worker.join()
             await worker.socket.send(record(0, Ping(123)))
             assert await worker.receive_frame() == (0, Pong(123))

@@ -131,7 +131,7 @@ def test_bytes_under_way_never_exceed_the_credit_and_return_to_zero(steps: list[
             passage = ledger.from_backbone(dispatch(number, payload, values))
             if passage is Passage.FORWARD:
                 owed[number] = payload + 4 * values
-                assert alone or ledger.used_bytes <= CREDIT
+                assert alone or ledger.used_bytes <= CREDIT  # one request of any size is allowed
         elif not is_request and number in owed:
             del owed[number]
             ledger.from_worker(FrameFacts(Kind.RESULT, number, 1, 1, 0))
@@ -163,3 +163,12 @@ def test_facts_are_the_headers() -> None:
 def test_bytes_that_are_no_frame_break_the_edge(data: bytes, reason: str) -> None:
     with pytest.raises(EdgeBrokenError, match=reason):
         read_facts(data, 0, len(data))
+
+
+def test_requests_alone_may_take_half_the_credit() -> None:
+    ledger = bridged()
+    assert ledger.from_backbone(dispatch(1, payload=CREDIT // 2 - 100, values=1)) is Passage.FORWARD
+    assert ledger.from_backbone(dispatch(2, payload=101, values=1)) is Passage.BUSY
+    assert ledger.from_backbone(dispatch(2, payload=100, values=1)) is Passage.FORWARD
+    ledger.from_worker(FrameFacts(Kind.RESULT, 1, 1, 1, 4))
+    assert ledger.from_backbone(dispatch(3, payload=300, values=1)) is Passage.FORWARD

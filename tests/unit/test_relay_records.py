@@ -19,7 +19,7 @@ from kvasir.relay_records import (
 from kvasir.wire import decode
 from kvasir.wire_frames import Hello, Ping, Role
 
-HELLO = Hello(Role.WORKER, "ab" * 32, "cd" * 32, "kx1", token="secret")
+HELLO = Hello(Role.WORKER, "ab" * 32, "cd" * 32, "kx1", token="secret")  # noqa: S106 (it is none)
 
 
 @given(st.lists(st.tuples(st.integers(0, 2**32 - 1), st.binary(max_size=50)), min_size=1, max_size=8))
@@ -70,7 +70,7 @@ def test_the_role_byte_must_be_there_and_agree(first: bytes) -> None:
 def test_an_opening_of_another_version_names_both() -> None:
     message = bytearray(opening_message(HELLO))
     message[5] = 9
-    with pytest.raises(WireVersionError, match="version 9 .* speaks 1"):
+    with pytest.raises(WireVersionError, match=r"version 9 .* speaks 1"):
         read_opening(bytes(message))
 
 

@@ -1,18 +1,25 @@
-"""`manage.py serve`: this process's Daphne, with the relay at /relay and Django's pages beside it."""
+"""`manage.py serve`: this process's Daphne, with the relay at /relay and Django's pages beside it.
+
+TLS ends in front of this process, so Twisted's own is not loaded.
+"""
 
 from __future__ import annotations
 
-# Twisted's reactor must be chosen before anything imports Twisted
-from relay.serving import serve  # isort: skip
-import logging
-from argparse import ArgumentParser
-from typing import Any
+# In this order: Twisted looks for OpenSSL (5 MB that would never be used), and picks its reactor, when it is imported
+import sys  # isort: skip
 
-from django.conf import settings
-from django.core.management.base import BaseCommand, CommandError
-from django.utils.module_loading import import_string
+sys.modules.setdefault("OpenSSL", None)  # type: ignore[arg-type]
 
-from kvasir.errors import ConfigError
+from relay.serving import serve  # noqa: E402, I001
+import logging  # noqa: E402
+from argparse import ArgumentParser  # noqa: E402
+from typing import Any  # noqa: E402
+
+from django.conf import settings  # noqa: E402
+from django.core.management.base import BaseCommand, CommandError  # noqa: E402
+from django.utils.module_loading import import_string  # noqa: E402
+
+from kvasir.errors import ConfigError  # noqa: E402
 
 
 class Command(BaseCommand):
@@ -23,9 +30,10 @@ class Command(BaseCommand):
         parser.add_argument(
             "--port", type=int, default=8000, help="port to listen on (default %(default)s; 0: any free one)"
         )
+        parser.add_argument("--relay-only", action="store_true", help="no pages: one relay process more")
 
     def handle(self, *_args: Any, **options: Any) -> None:
-        application = import_string(settings.ASGI_APPLICATION)
+        application = import_string("relay.asgi.application" if options["relay_only"] else settings.ASGI_APPLICATION)
         from relay.site import service  # after the application: that sets up what it needs
 
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
