@@ -10,6 +10,7 @@ from kvasir_site.database_url import database_from_url
 from kvasir_site.env import env_bool, env_float, env_int, env_list, env_secret
 
 BASE_DIR = Path(__file__).resolve().parent.parent
+RUN_DIR = Path(os.environ.get("KVASIR_RUN_DIR", BASE_DIR / "run")).absolute()  # what runs leave behind
 
 DEBUG = env_bool("KVASIR_DEBUG", False)
 # Without a secret in the environment each start makes its own: sessions then end with the process, which is right for
@@ -28,7 +29,7 @@ INSTALLED_APPS = [
 MIDDLEWARE = ["django.middleware.security.SecurityMiddleware", "django.middleware.common.CommonMiddleware"]
 ROOT_URLCONF = "kvasir_site.urls"
 ASGI_APPLICATION = "kvasir_site.asgi.application"
-DATABASES = {"default": database_from_url(os.environ.get("DATABASE_URL"), BASE_DIR / "run" / "kvasir.sqlite3")}
+DATABASES = {"default": database_from_url(os.environ.get("DATABASE_URL"), RUN_DIR / "kvasir.sqlite3")}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 USE_TZ = True
@@ -56,5 +57,15 @@ CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 # How many requests may wait on the queue, and how long: one that no backbone took by then is never started.
 KVASIR_QUEUE_LIMIT = env_int("KVASIR_QUEUE_LIMIT", 256, 1, 1_000_000)
 KVASIR_QUEUE_WAIT_S = env_float("KVASIR_QUEUE_WAIT_S", 120.0, 1.0, 86400.0)
+
+# The REST API (docs/api.md). Rates are requests a minute, bursts how many of them may come at once.
+KVASIR_BODY_LIMIT = env_int("KVASIR_BODY_LIMIT", 1 << 20, 1 << 10, 1 << 20)
+KVASIR_REQUEST_DEADLINE_S = env_float("KVASIR_REQUEST_DEADLINE_S", 600.0, 1.0, 86400.0)
+KVASIR_KEY_RATE = env_int("KVASIR_KEY_RATE", 600, 1, 1_000_000)
+KVASIR_KEY_BURST = env_int("KVASIR_KEY_BURST", 256, 1, 1_000_000)
+KVASIR_ADDRESS_RATE = env_int("KVASIR_ADDRESS_RATE", 1200, 1, 1_000_000)
+KVASIR_ADDRESS_BURST = env_int("KVASIR_ADDRESS_BURST", 512, 1, 1_000_000)
+KVASIR_PROXY_HOPS = env_int("KVASIR_PROXY_HOPS", 0, 0, 8)
+KVASIR_METRICS_OPEN = env_bool("KVASIR_METRICS_OPEN", False)
 
 DEMO_MODEL = BASE_DIR / "models" / "kvasir-demo-moe.q4_k_m.gguf"

@@ -22,7 +22,7 @@ class ServiceFailed(KvasirError):
 
 
 class Supervisor:
-    """Call `run` on the main thread; `request_stop` from anywhere, a signal handler included."""
+    """Call `run` on the main thread; `request_stop` and `fail` from anywhere, a signal handler included."""
 
     def __init__(
         self,
@@ -31,13 +31,18 @@ class Supervisor:
         directory: Path,
         log_dir: Path,
         say: Callable[[str], None],
+        on_change: Callable[[dict[str, int]], None] = lambda pids: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Start nothing yet. Children run in `directory` and write to `log_dir`/NAME.log."""
+        """Start nothing yet. Children run in `directory` and write to `log_dir`/NAME.log.
+
+        `on_change` gets the process ids by name whenever a process has started or ended.
+        """
         log_dir.mkdir(parents=True, exist_ok=True)
         self._processes = {child.plan.name: ChildProcess(child, directory, log_dir) for child in children}
         self._policy = Supervision([child.plan for child in children])
         self._say = say
+        self._on_change = on_change
         self._clock = clock
         self._n_stops_asked = 0
         self._n_stops_done = 0
@@ -49,17 +54,21 @@ class Supervisor:
         """The children that run now."""
         return {name: process.pid for name, process in self._processes.items() if process.pid is not None}
 
-    def request_stop(self, failure: str | None = None) -> None:
-        """Stop all children in order; asked once more, at once. With a `failure`, `run` raises it in the end."""
-        if self._n_stops_asked == 0:
-            self._failure = failure
+    def request_stop(self) -> None:
+        """Stop all children in order; asked once more, at once."""
         self._n_stops_asked += 1
         self._wake.set()
+
+    def fail(self, reason: str) -> None:
+        """Stop all children in order, then let `run` raise ServiceFailed. Nothing happens when a stop has begun."""
+        if self._n_stops_asked == 0:
+            self._failure = reason
+            self.request_stop()
 
     def run(self, on_up: Callable[[], None]) -> None:
         """Serve until a stop is requested and all have ended. `on_up` is called once, when all are ready.
 
-        Raises ServiceFailed when a child cannot start, or for a stop with a failure.
+        Raises ServiceFailed when a child cannot start, or after `fail`.
         """
         is_told = False
         try:
@@ -83,6 +92,7 @@ class Supervisor:
         for name, process in self._processes.items():
             how = process.how_it_ended()
             if how is not None:
+                self._on_change(self.pids)
                 self._carry_out(self._policy.ended(name, how, self._clock()))
             elif self._policy.phase_of(name) is Phase.STARTING and process.is_ready():
                 self._carry_out(self._policy.became_ready(name, self._clock()))
@@ -99,14 +109,15 @@ class Supervisor:
                     self._processes[name].kill()
                 case Say(text, log_of):
                     self._say("\n".join([text, *(self._last_words(log_of) if log_of else [])]))
-                case GiveUp(name, reason) if self._n_stops_asked == 0:
-                    self.request_stop("\n".join([reason, *self._last_words(name)]))
+                case GiveUp(name, reason):
+                    self.fail("\n".join([reason, *self._last_words(name)]))
 
     def _start(self, name: str) -> None:
         try:
             self._processes[name].start()
         except OSError as error:
             self._carry_out(self._policy.ended(name, str(error), self._clock()))
+        self._on_change(self.pids)
 
     def _last_words(self, name: str) -> list[str]:
         process = self._processes[name]

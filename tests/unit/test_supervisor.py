@@ -69,10 +69,20 @@ def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
         service.run(on_up=lambda: None)
 
 
-def test_a_stop_with_a_failure_raises_it_in_the_end(tmp_path: Path) -> None:
+def test_a_failure_is_raised_once_all_have_ended(tmp_path: Path) -> None:
     service = Watched(tmp_path, python("store", SERVE))
     with pytest.raises(ServiceFailed, match="the sample is wrong"):
-        service.run(on_up=lambda: service.request_stop("the sample is wrong"))
+        service.run(on_up=lambda: service.fail("the sample is wrong"))
+
+
+def test_a_failure_after_the_stop_changes_nothing(tmp_path: Path) -> None:
+    service = Watched(tmp_path, python("store", SERVE))
+
+    def stop_and_fail() -> None:
+        service.request_stop()
+        service.fail("the stream broke, because of the stop")
+
+    service.run(on_up=stop_and_fail)
 
 
 def test_one_that_ignores_the_first_stop_is_ended_by_the_second(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`manage.py demo`, which is `make run`: a swarm of two workers on this machine writes a story, and proves it exact."""
+"""`manage.py demo`, which is `make demo`: two workers on this machine, no service, and a story that is proved exact."""
 
 from __future__ import annotations
 
@@ -14,13 +14,10 @@ from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
 
 from kvasir.errors import KvasirError
-from kvasir.experts import ExpertRange
-from kvasir.gguf_index import GGUFIndex
-from kvasir.model_card import ModelCard
-from kvasir.slices import plan_slice, write_slice
+from kvasir_site.local_slices import cut_shares
 from kvasir_site.local_workers import LocalWorkers
 
-RUN_DIR = settings.BASE_DIR / "run" / "demo"
+RUN_DIR = settings.RUN_DIR / "demo"
 
 
 class Command(BaseCommand):
@@ -42,7 +39,7 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         signal.signal(signal.SIGTERM, _leave)
         try:
-            slices = self._cut(options["model"])
+            slices = cut_shares(options["model"], 2, RUN_DIR)
             with LocalWorkers(slices, RUN_DIR, n_threads=1) as workers:
                 for path, address in zip(slices, workers.addresses, strict=True):
                     self.stdout.write(f"worker {address} holds {path.name}, {path.stat().st_size / 1e6:.1f} MB")
@@ -59,20 +56,6 @@ class Command(BaseCommand):
                 )
         except KvasirError as error:
             raise CommandError(str(error)) from error
-
-    def _cut(self, model: Path) -> list[Path]:
-        """Two slices: the lower and the upper half of each layer's experts."""
-        RUN_DIR.mkdir(parents=True, exist_ok=True)
-        with GGUFIndex.open(model) as index:
-            card = ModelCard.from_index(index)
-            half = card.n_expert // 2
-            paths = []
-            for name, start, stop in (("lower", 0, half), ("upper", half, card.n_expert)):
-                path = RUN_DIR / f"{name}-half.gguf"
-                ranges = [ExpertRange(layer, start, stop) for layer in card.moe_layers]
-                write_slice(plan_slice(index, card, ranges), path)
-                paths.append(path)
-        return paths
 
 
 def _leave(_signal: int, _frame: FrameType | None) -> None:

@@ -1,0 +1,45 @@
+"""Slices for workers on this machine: a model's experts dealt out evenly. `manage.py demo` and `manage.py up` call it."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+from kvasir.errors import KvasirError
+from kvasir.experts import ExpertRange
+from kvasir.gguf_index import GGUFIndex
+from kvasir.model_card import ModelCard
+from kvasir.slice_file import SliceFile
+from kvasir.slices import plan_slice, write_slice
+
+
+def cut_shares(model: Path, n_shares: int, directory: Path) -> list[Path]:
+    """One slice file for each share of every layer's experts; a file that holds just that already is left alone.
+
+    Raises GGUFError or UnsupportedModelError for the model.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    paths = []
+    with GGUFIndex.open(model) as index:
+        card = ModelCard.from_index(index)
+        bounds = [card.n_expert * number // n_shares for number in range(n_shares + 1)]
+        for start, stop in pairwise(bounds):
+            if start == stop:
+                continue  # more shares than experts
+            path = directory / f"{card.fingerprint[:12]}-experts-{start}-{stop}.gguf"
+            ranges = tuple(ExpertRange(layer, start, stop) for layer in card.moe_layers)
+            if not _holds(path, card.fingerprint, ranges):
+                write_slice(plan_slice(index, card, ranges), path)
+            paths.append(path)
+    return paths
+
+
+def _holds(path: Path, fingerprint: str, ranges: tuple[ExpertRange, ...]) -> bool:
+    """Whether this file is a sound slice of that model with these experts."""
+    if not path.exists():
+        return False
+    try:
+        with SliceFile.open(path) as held:
+            return held.model_fingerprint == fingerprint and held.facts.ranges == ranges
+    except KvasirError:
+        return False
