@@ -1,7 +1,17 @@
-"""The site's routes. They arrive with the API, the market and the pages."""
+"""The site's routes: the REST API with its page, and what load balancers and Prometheus ask."""
 
 from __future__ import annotations
 
-from django.urls import URLPattern, URLResolver
+from django.urls import URLPattern, URLResolver, path
 
-urlpatterns: list[URLPattern | URLResolver] = []
+from backbone import api_docs, api_health
+from backbone.api import api
+
+urlpatterns: list[URLPattern | URLResolver] = [
+    path("v1/docs", api_docs.page),
+    path("v1/docs/<str:name>", api_docs.file),
+    path("v1/", api.urls),
+    path("healthz", api_health.healthz),
+    path("readyz", api_health.readyz),
+    path("metrics", api_health.metrics),
+]

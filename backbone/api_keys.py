@@ -1,0 +1,112 @@
+"""API keys: issue, check, revoke. The REST API asks here whose key a request carries.
+
+A key is `kvk-<16 hex>-<43 characters>`: a public id to find it by, and 256 random bits of which only the SHA-256 is
+stored. Texts of keys are never logged and never part of an error. All functions block on SQL: call them from a thread.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+from django.utils import timezone
+
+from backbone.models import ApiKey
+from kvasir.errors import ConfigError, KvasirError
+
+SECRET_BYTES = 32
+LONGEST_DAYS = 3650
+MOST_PER_MINUTE = 1_000_000
+_FORM = re.compile(r"kvk-([0-9a-f]{16})-([A-Za-z0-9_-]{43})")
+_NOBODY = bytes(32)  # compared with when there is no such key, so that both answers take the same time
+
+
+class KeyScope(StrEnum):
+    """What a key allows."""
+
+    GENERATE = "generate"  # models, completions and chat
+    METRICS = "metrics"  # /metrics
+
+
+class KeyRefusedError(KvasirError):
+    """A key is not good; the message says why and holds no part of the secret."""
+
+
+@dataclass(frozen=True, slots=True)
+class IssuedKey:
+    """A new key. `text` exists only here."""
+
+    public_id: str
+    text: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyHolder:
+    """Whose key it is and what it allows. `per_minute` None: as the site's settings say."""
+
+    public_id: str
+    name: str
+    scopes: frozenset[KeyScope]
+    per_minute: int | None
+    expires: datetime | None
+
+
+def issue(
+    scopes: Iterable[KeyScope], name: str, *, days: int | None = None, per_minute: int | None = None
+) -> IssuedKey:
+    """Make a key that ends after `days` days, or never. Raises ConfigError for a value that cannot be."""
+    wanted = sorted({KeyScope(scope) for scope in scopes})
+    if not wanted:
+        raise ConfigError(f"a key needs at least one scope of {', '.join(KeyScope)}")
+    if not name.strip() or len(name) > 100:
+        raise ConfigError(f"key name has {len(name)} characters, 1 to 100 that are not all blank are needed")
+    if days is not None and not 1 <= days <= LONGEST_DAYS:
+        raise ConfigError(f"key for {days} days, 1 to {LONGEST_DAYS} is allowed")
+    if per_minute is not None and not 1 <= per_minute <= MOST_PER_MINUTE:
+        raise ConfigError(f"key for {per_minute} requests a minute, 1 to {MOST_PER_MINUTE} is allowed")
+    public_id, secret = secrets.token_hex(8), secrets.token_urlsafe(SECRET_BYTES)
+    text = f"kvk-{public_id}-{secret}"
+    expires = timezone.now() + timedelta(days=days) if days is not None else None
+    ApiKey.objects.create(
+        public_id=public_id,
+        digest=_digest(text),
+        scopes=" ".join(wanted),
+        name=name,
+        per_minute=per_minute,
+        expires=expires,
+    )
+    return IssuedKey(public_id, text)
+
+
+def check(text: str) -> KeyHolder:
+    """Whose key this is. Raises KeyRefusedError unless it exists and still counts."""
+    form = _FORM.fullmatch(text)
+    if form is None:
+        raise KeyRefusedError("this is not an API key of this service")
+    row = ApiKey.objects.filter(public_id=form[1]).first()
+    is_same = hmac.compare_digest(bytes(row.digest) if row is not None else _NOBODY, _digest(text))
+    if row is None or not is_same:
+        raise KeyRefusedError("the API key is not known here")
+    if row.revoked is not None:
+        raise KeyRefusedError(f"the API key {row.public_id} was revoked at {row.revoked:%Y-%m-%d %H:%M} UTC")
+    if row.expires is not None and row.expires <= timezone.now():
+        raise KeyRefusedError(f"the API key {row.public_id} expired at {row.expires:%Y-%m-%d %H:%M} UTC")
+    scopes = frozenset(KeyScope(scope) for scope in row.scopes.split())
+    return KeyHolder(row.public_id, row.name, scopes, row.per_minute, row.expires)
+
+
+def revoke(public_id: str) -> None:
+    """Take a key back; it counts for some seconds more. Raises ConfigError when there is no such key."""
+    if not ApiKey.objects.filter(public_id=public_id).exists():
+        raise ConfigError(f"there is no API key with id {public_id!r}")
+    ApiKey.objects.filter(public_id=public_id, revoked=None).update(revoked=timezone.now())
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()

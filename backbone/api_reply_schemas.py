@@ -1,0 +1,148 @@
+"""What the API answers, for the OpenAPI page.
+
+Replies are built as plain JSON by `api_forms`, `api_replies` and `api_errors`; a test holds them against these types.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from backbone.api_schemas import StrictModel
+
+
+class ModelFacts(StrictModel):
+    """What Kvasir adds to a model: its context in tokens, its architecture, the fingerprint of what computes it."""
+
+    n_ctx: int
+    architecture: str
+    system_fingerprint: str
+
+
+class ModelReply(StrictModel):
+    """A model."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    kvasir: ModelFacts
+
+
+class ModelList(StrictModel):
+    """All models."""
+
+    object: Literal["list"]
+    data: list[ModelReply]
+
+
+class SwarmUsage(StrictModel):
+    """Who computed this reply's row-experts (a row of one token times an expert); the shares add up to 1."""
+
+    row_experts: int
+    workers: float
+    hot: float
+    fallback: float
+
+
+class UsageReply(StrictModel):
+    """Tokens."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    kvasir: SwarmUsage
+
+
+class CompletionLogprobs(StrictModel):
+    """Log-probabilities of a completion's tokens: the model's own, before any sampling."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class CompletionChoice(StrictModel):
+    """One answer."""
+
+    text: str
+    index: int
+    logprobs: CompletionLogprobs | None
+    finish_reason: str | None
+
+
+class CompletionReply(StrictModel):
+    """The reply of /v1/completions. A stream has the same object in each chunk."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[CompletionChoice]
+    usage: UsageReply | None
+
+
+class ChatTopLogprob(StrictModel):
+    """One of the likeliest tokens."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatTokenLogprob(ChatTopLogprob):
+    """A token of the answer."""
+
+    top_logprobs: list[ChatTopLogprob]
+
+
+class ChatLogprobs(StrictModel):
+    """Log-probabilities of a chat's tokens: the model's own, before any sampling."""
+
+    content: list[ChatTokenLogprob]
+    refusal: None
+
+
+class ChatMessage(StrictModel):
+    """The answer."""
+
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+
+
+class ChatChoice(StrictModel):
+    """One answer."""
+
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: str
+
+
+class ChatReply(StrictModel):
+    """The reply of /v1/chat/completions. A stream has `chat.completion.chunk` objects with `delta`."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChoice]
+    usage: UsageReply
+
+
+class ErrorFacts(StrictModel):
+    """What went wrong. Codes are listed in docs/api.md."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorReply(StrictModel):
+    """Any error; in a stream the data of an `error` event."""
+
+    error: ErrorFacts

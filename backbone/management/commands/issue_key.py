@@ -1,0 +1,40 @@
+"""`manage.py issue_key`: make an API key and print it once, or take one back."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+
+from backbone.api_keys import KeyScope, issue, revoke
+from kvasir.errors import ConfigError
+
+
+class Command(BaseCommand):
+    help = "Make a key for the REST API and print it once; --revoke ID takes one back."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--name", help="whose it is, for the list of keys and the log")
+        parser.add_argument(
+            "--scope", action="append", choices=[scope.value for scope in KeyScope],
+            help="what the key allows; may be repeated (default: generate)",
+        )  # fmt: skip
+        parser.add_argument("--days", type=int, metavar="N", help="how long it counts (default: until revoked)")
+        parser.add_argument("--per-minute", type=int, metavar="N", help="requests a minute (default: KVASIR_KEY_RATE)")
+        parser.add_argument("--revoke", metavar="ID", help="take back the key with this id (its 16 hex digits)")
+
+    def handle(self, *_args: Any, **options: Any) -> None:
+        try:
+            if options["revoke"]:
+                revoke(options["revoke"])
+                self.stdout.write(f"key {options['revoke']} is revoked")
+                return
+            if not options["name"]:
+                raise CommandError("--name is needed (or --revoke ID)")
+            scopes = [KeyScope(scope) for scope in options["scope"] or [KeyScope.GENERATE]]
+            key = issue(scopes, options["name"], days=options["days"], per_minute=options["per_minute"])
+        except ConfigError as error:
+            raise CommandError(str(error)) from error
+        self.stderr.write(f"id {key.public_id}; the next line is the key, shown only this once:")
+        self.stdout.write(key.text)
