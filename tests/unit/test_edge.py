@@ -9,7 +9,7 @@ from typing import cast
 import numpy as np
 import pytest
 
-from kvasir import edge as edge_module
+from kvasir import edge_calls as edge_module
 from kvasir.edge import TcpEdge
 from kvasir.edge_inflight import LAST_NUMBER, Inflight
 from kvasir.edge_keepalive import KeepAlive, KeepAliveAction, keepalive_action
