@@ -1,4 +1,4 @@
-"""Slices for workers on this machine: a model's experts dealt out evenly. `manage.py demo` and `manage.py up` call it."""
+"""Slices for workers on this machine: a model's experts dealt out evenly. For `manage.py demo` and `manage.py up`."""
 
 from __future__ import annotations
 

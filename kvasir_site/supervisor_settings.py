@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kvasir.errors import ConfigError
-from kvasir_site.env import env_bool, env_float, env_int, env_list
+from kvasir_site.env import env_bool, env_int, env_list
 
 LOOPBACK = "127.0.0.1"
 _EVERYWHERE = {"0.0.0.0", "::", ""}  # noqa: S104 - recognised, not chosen
@@ -16,7 +16,7 @@ MOST_PROCESSES = 64
 
 @dataclass(frozen=True, slots=True)
 class UpSettings:
-    """Ports of 0 mean any free one. Times in seconds."""
+    """Ports of 0 mean any free one."""
 
     host: str
     port: int
@@ -27,7 +27,6 @@ class UpSettings:
     n_backbones: int
     worker_threads: int
     once: bool
-    stop_deadline_s: float
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] = os.environ) -> UpSettings:
@@ -44,7 +43,6 @@ class UpSettings:
             n_backbones=env_int("KVASIR_LOCAL_BACKBONES", 1, 1, MOST_PROCESSES, environ),
             worker_threads=env_int("KVASIR_WORKER_THREADS", fair_threads, 1, 1024, environ),
             once=env_bool("KVASIR_ONCE", False, environ),
-            stop_deadline_s=env_float("KVASIR_STOP_DEADLINE_S", 20.0, 0.1, 3600.0, environ),
         )
         ports = [port for port in (settings.port, *settings.relay_ports, settings.redis_port) if port]
         if len(set(ports)) < len(ports):

@@ -1,0 +1,123 @@
+"""The children of a service on this machine: commands, environments, who needs whom, in which order they stop.
+
+`supervisor_service` gives the result to the supervisor. Nothing here starts anything.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvasir_site.redis_server import PrivateRedis
+from kvasir_site.supervisor_child import Child
+from kvasir_site.supervisor_credentials import Credentials
+from kvasir_site.supervisor_policy import ChildPlan
+from kvasir_site.supervisor_settings import UpSettings
+
+WEB, REDIS = "web", "redis"
+# Answers that are under way are finished first; then nobody needs workers, then nobody sockets, then nobody Redis.
+BACKBONES_STOP, WORKERS_STOP, SERVERS_STOP, REDIS_STOPS = range(4)
+STOP_MARGIN_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Blueprint:
+    """What the children are made from: `slices` are the workers' files, `backbone_stop_s` is a stop in good order."""
+
+    settings: UpSettings
+    redis: PrivateRedis | None  # None: REDIS_URL names one
+    slices: Sequence[Path]
+    credentials: Credentials
+    run_dir: Path
+    backbone_command: Callable[[str], Sequence[str]]
+    backbone_stop_s: float
+
+    @property
+    def redis_url(self) -> str:
+        """Of the Redis that all use."""
+        return self.redis.url if self.redis is not None else self.settings.redis_url
+
+    def relay_url(self, port: int) -> str:
+        """Of the relay on this port, for processes of this machine."""
+        return f"ws://{self.settings.reachable_host}:{port}/relay"
+
+    def children(self) -> list[Child]:
+        """All of them, in the order in which they start."""
+        return [*self._redis(), self._web(), *self._relays(), *self._workers(), *self._backbones()]
+
+    def _redis(self) -> Iterator[Child]:
+        if self.redis is not None:
+            server = self.redis
+            plan = ChildPlan(REDIS, stop_stage=REDIS_STOPS, start_deadline_s=20.0)
+            configuration = server.configuration(self.run_dir)
+            yield Child(plan, server.command, lambda _log: server.answers(), stdin=configuration)
+
+    @property
+    def _store(self) -> tuple[str, ...]:
+        return (REDIS,) if self.redis is not None else ()
+
+    def _server(self, name: str, port: int, *options: str) -> Child:
+        plan = ChildPlan(name, needs=self._store, stop_stage=SERVERS_STOP, stop_deadline_s=15.0)
+        command = _manage("serve", "--host", self.settings.host, "--port", str(port), *options)
+        environment = {
+            "REDIS_URL": self.redis_url,
+            "KVASIR_RELAY_URL": self.relay_url(port),
+            "KVASIR_RELAY_ID": f"{name}-{port}",
+        }
+        return Child(plan, command, lambda log: "serving on http://" in log, environment)
+
+    def _web(self) -> Child:
+        return self._server(WEB, self.settings.port)
+
+    def _relays(self) -> Iterator[Child]:
+        for number, port in enumerate(self.settings.relay_ports):
+            yield self._server(f"relay-{number + 1}", port, "--relay-only")
+
+    def _workers(self) -> Iterator[Child]:
+        """Each joins one relay; those of `relay_ports` in turn, the web server's own when there is none."""
+        ports = self.settings.relay_ports or (self.settings.port,)
+        relays = [f"relay-{number + 1}" for number in range(len(self.settings.relay_ports))] or [WEB]
+        for number, (path, token) in enumerate(zip(self.slices, self.credentials.worker_tokens, strict=True)):
+            name = f"worker-{number + 1}"
+            plan = ChildPlan(name, needs=(relays[number % len(relays)],), stop_stage=WORKERS_STOP)
+            command = [sys.executable, "-m", "kvasir.worker", "join", self.relay_url(ports[number % len(ports)])]
+            command += ["--slice", str(path), "--threads", str(self.settings.worker_threads), "--json"]
+            yield Child(plan, command, _has_joined, {"KVASIR_TOKEN": token})
+
+    def _backbones(self) -> Iterator[Child]:
+        for number in range(self.settings.n_backbones):
+            name = "backbone" if self.settings.n_backbones == 1 else f"backbone-{number + 1}"
+            plan = ChildPlan(
+                name,
+                needs=(*self._store, WEB),
+                stop_stage=BACKBONES_STOP,
+                start_deadline_s=600.0,  # a large model from a slow disk
+                stop_deadline_s=self.backbone_stop_s + STOP_MARGIN_S,
+            )
+            environment = {"REDIS_URL": self.redis_url, "KVASIR_TOKEN": self.credentials.backbone_token}
+            yield Child(plan, self.backbone_command(name), _consumes, environment)
+
+
+def _manage(*arguments: str) -> list[str]:
+    return [sys.executable, "-u", "manage.py", *arguments]
+
+
+def _consumes(log: str) -> bool:
+    """Whether Celery says that this worker takes tasks; the model was loaded before."""
+    return any(line.endswith(" ready.") for line in log.splitlines())
+
+
+def _has_joined(log: str) -> bool:
+    """Whether a worker's last word on it is that the relay took it."""
+    for line in reversed(log.splitlines()):
+        if line.startswith("{"):
+            try:
+                event = json.loads(line).get("event")
+            except ValueError:
+                continue
+            if event in {"joined", "left"}:
+                return bool(event == "joined")
+    return False

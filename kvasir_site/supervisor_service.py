@@ -1,0 +1,123 @@
+"""The whole service on this machine, from nothing to Ctrl-C. `manage.py up` calls it.
+
+Brings children up in order, then generates a sample through the public API, compares it with one process alone, and
+says how to use the service.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvasir.errors import KvasirError
+from kvasir_site.supervisor import ServiceFailed, Supervisor
+from kvasir_site.supervisor_sample import Sample, SampleRequest, served_model, write_sample
+from kvasir_site.supervisor_settings import UpSettings
+from kvasir_site.supervisor_terminal import Terminal
+
+logger = logging.getLogger(__name__)
+
+ALONE_DEADLINE_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class SamplePlan:
+    """What the sample generates, with which model file."""
+
+    model_path: Path
+    prompt: str
+    sampling: Mapping[str, Any]
+
+
+class ServiceUse:
+    """What happens once the service is up: sample, proof, instructions. Runs in a thread of its own."""
+
+    def __init__(
+        self, supervisor: Supervisor, terminal: Terminal, settings: UpSettings, plan: SamplePlan, key: str
+    ) -> None:
+        self._supervisor = supervisor
+        self._terminal = terminal
+        self._settings = settings
+        self._plan = plan
+        self._key = key
+        self._base_url = f"http://{settings.reachable_host}:{settings.port}"
+
+    def start(self) -> None:
+        """Begin; what goes wrong stops the service with a failure."""
+        threading.Thread(target=self._run, name="kvasir-sample", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            model = self._show_sample()
+        except KvasirError as error:
+            self._supervisor.fail(str(error))
+            return
+        except Exception as error:
+            logger.exception("the sample failed")
+            self._supervisor.fail(f"the sample failed: {type(error).__name__}: {error}")
+            return
+        if self._settings.once:
+            self._supervisor.request_stop()
+        else:
+            self._show_use(model)
+
+    def _show_sample(self) -> str:
+        """Generate, compare, tell. Returns the model's name."""
+        terminal, plan = self._terminal, self._plan
+        model = served_model(self._base_url, self._key)
+        request = SampleRequest(model, plan.prompt, plan.sampling)
+        terminal.say("")
+        terminal.stream(plan.prompt)
+        sample = write_sample(self._base_url, self._key, request, terminal.stream)
+        terminal.say("\n" + sample.shares())
+        if self._settings.n_workers and not sample.is_by_workers:
+            raise ServiceFailed("workers did not compute every row-expert of the sample")
+        check_alone(sample, plan)
+        terminal.say(f"identical: the text of {sample.n_tokens} tokens equals that of one process alone")
+        return model
+
+    def _show_use(self, model: str) -> None:
+        body = json.dumps({"model": model, "prompt": "The little dragon", "max_tokens": 120, "stream": True})
+        self._terminal.say(
+            f"\nAPI      {self._base_url}/v1 (what it takes: {self._base_url}/v1/docs)"
+            f"\nHealth   {self._base_url}/healthz, /readyz, /metrics"
+            f"\nRelay    ws://{self._settings.reachable_host}:{self._settings.port}/relay"
+            f"\nAPI key  {self._key} (shown only here; it counts until this service stops)"
+            "\nTry it:\n"
+            f"\ncurl -N {self._base_url}/v1/completions -H 'Authorization: Bearer {self._key}' "
+            f"-H 'Content-Type: application/json' -d '{body}'\n"
+            "\nCtrl-C stops everything."
+        )
+
+
+def check_alone(sample: Sample, plan: SamplePlan) -> None:
+    """Generate the same in a process without service or workers. Raises ServiceFailed unless the text is equal."""
+    asked = {"model": str(plan.model_path), "prompt": plan.prompt, "sampling": dict(plan.sampling)}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "kvasir_site.sample_alone"],
+            input=json.dumps(asked), capture_output=True, text=True, timeout=ALONE_DEADLINE_S, check=False,
+        )  # fmt: skip
+        alone = json.loads(done.stdout) if done.returncode == 0 else None
+    except (subprocess.TimeoutExpired, ValueError) as error:
+        raise ServiceFailed(f"the run in one process alone gave no answer: {error}") from error
+    if alone is None:
+        words = " | ".join(done.stderr.strip().splitlines()[-5:])
+        raise ServiceFailed(f"the run in one process alone failed ({done.returncode}): {words}")
+    if alone["text"] != sample.text or alone["n_tokens"] != sample.n_tokens:
+        at = next((i for i, (a, b) in enumerate(zip(alone["text"], sample.text, strict=False)) if a != b), None)
+        where = f"at character {at}" if at is not None else f"in length ({sample.n_tokens} tokens)"
+        raise ServiceFailed(f"not identical: the service's text differs {where} from one process alone")
+
+
+def new_secret() -> str:
+    """A secret that all processes of this run share."""
+    return secrets.token_urlsafe(48)
