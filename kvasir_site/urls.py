@@ -15,3 +15,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("readyz", api_health.readyz),
     path("metrics", api_health.metrics),
 ]
+
+handler400 = "backbone.api_fallbacks.bad_request"
+handler404 = "backbone.api_fallbacks.not_found"
+handler500 = "backbone.api_fallbacks.server_error"
