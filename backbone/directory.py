@@ -55,7 +55,7 @@ async def models(client: Redis) -> list[ModelEntry]:
 
 
 async def backbone_stats(client: Redis) -> dict[str, dict[str, float]]:
-    """Counters of each living backbone by its id; names are those of `backbone_stats.StatsSnapshot`."""
+    """Counters of each living backbone by its id; names are those that `BackboneProcess` gives them."""
     found = {}
     for backbone_id in await alive_backbones(client):
         fields: Any = await client.hgetall(stats_key(backbone_id))

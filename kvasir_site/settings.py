@@ -8,6 +8,7 @@ from pathlib import Path
 
 from kvasir_site.database_url import database_from_url
 from kvasir_site.env import env_bool, env_float, env_int, env_list, env_secret
+from kvasir_site.service_env import service_settings
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 RUN_DIR = Path(os.environ.get("KVASIR_RUN_DIR", BASE_DIR / "run")).absolute()  # what runs leave behind
@@ -69,3 +70,4 @@ KVASIR_PROXY_HOPS = env_int("KVASIR_PROXY_HOPS", 0, 0, 8)
 KVASIR_METRICS_OPEN = env_bool("KVASIR_METRICS_OPEN", False)
 
 DEMO_MODEL = BASE_DIR / "models" / "kvasir-demo-moe.q4_k_m.gguf"
+KVASIR_SERVICE = service_settings(DEMO_MODEL)  # what a backbone process serves

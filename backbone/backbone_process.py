@@ -1,0 +1,200 @@
+"""One backbone process: a model, its engine service, and the threads that connect it to Redis.
+
+`tasks` starts it before the first request is taken and hands each request to `generate`, which returns when the
+request's stream has ended. The rules of a request's life: it is taken once, it always gets a last event, and nothing
+here waits for ever.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+
+from redis import Redis
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+from redis.retry import Retry
+
+from backbone.cancel_listener import CancelListener
+from backbone.engine.dispatch import ExpertDispatcher, Served
+from backbone.engine.expert_caller import ExpertCaller
+from backbone.engine.jobs import FailureKind, JobEvents, JobFailure
+from backbone.engine.loaded_model import LoadedModel
+from backbone.engine.reply_format import ReplyFormat
+from backbone.engine.service import EngineService, ServiceLimits
+from backbone.engine.transport import Transport
+from backbone.event_mapping import EventMapper, refusal
+from backbone.event_writer import EventWriter, OpenStream
+from backbone.events import Failed
+from backbone.heartbeat import Heartbeat
+from backbone.payloads import GenerationRequest
+from backbone.request_claim import Claim, claim, refuse_redelivery
+from backbone.request_intake import RequestIntake
+from backbone.served_model import directory_entry, open_model
+from backbone.service_settings import ServiceSettings
+from backbone.worker_transport import make_transport
+from kvasir.errors import KvasirError
+
+logger = logging.getLogger(__name__)
+
+_REDIS_TIMEOUT_S = 2.0
+_MAX_CONNECTIONS = 1024
+_LATE_S = 30.0  # after its deadline a request's stream must have ended; then the task gives up on it
+
+
+def redis_connection(url: str) -> Redis:
+    """The process's client: every command ends within seconds, a connection that went stale is dialled again once."""
+    return Redis.from_url(
+        url,
+        decode_responses=True,
+        socket_timeout=_REDIS_TIMEOUT_S,
+        socket_connect_timeout=_REDIS_TIMEOUT_S,
+        socket_keepalive=True,
+        health_check_interval=5,
+        max_connections=_MAX_CONNECTIONS,
+        retry=Retry(NoBackoff(), 1),
+    )
+
+
+class BackboneProcess:
+    """Everything that lives as long as the process. `start`, then `generate` from many threads, then `stop`."""
+
+    def __init__(self, settings: ServiceSettings, redis_url: str, on_sick: Callable[[], None]) -> None:
+        """Opens the model and dials the workers. `on_sick` is called when the engine is dead: the process must end."""
+        self.id = f"{socket.gethostname()}-{secrets.token_hex(6)}"
+        self._settings = settings
+        self._stack = ExitStack()
+        self._redis = self._stack.enter_context(redis_connection(redis_url))
+        self._loaded = self._stack.enter_context(open_model(settings))
+        self._transport = self._stack.enter_context(make_transport(settings, self._loaded.hello()))
+        entry = directory_entry(settings, self._loaded)
+        self._intake = RequestIntake(
+            settings.model_name, self._loaded.tokenizer, self._loaded.index.metadata, settings.max_deadline_s
+        )
+        self._mapper = EventMapper(self.id, entry.name, entry.fingerprint, self._loaded.tokenizer)
+        self._writer = EventWriter(self._redis, self._lose_store)
+        self._service = self._make_service(self._loaded, self._transport)
+        self._heartbeat = Heartbeat(
+            self._redis, self.id, entry, stats=self._stats, is_healthy=self._is_healthy, on_sick=on_sick
+        )
+        self._listener = CancelListener(self._redis, self._cancel, lambda: self._writer.request_ids)
+        self._cancelled: set[str] = set()
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        """Begin to step and to give signs of life."""
+        self._writer.start()
+        self._service.start()
+        self._heartbeat.start()
+        self._listener.start()
+        logger.info("backbone %s serves %s", self.id, self._settings.model_name)
+
+    def drain(self) -> None:
+        """Refuse what comes, let what runs finish for a while, and end the rest with a typed error."""
+        self._service.stop(self._settings.stop_s)
+
+    def stop(self) -> None:
+        """Drain, then end all threads and close everything."""
+        self.drain()
+        self._writer.stop(5.0)
+        self._listener.stop()
+        self._heartbeat.stop()
+        self._stack.close()
+
+    def generate(self, text: str) -> None:
+        """Serve one request from its JSON; returns when its stream has ended. Never raises for what is in it."""
+        try:
+            request = GenerationRequest.from_json(text)
+        except KvasirError:
+            logger.exception("a task is no request of this version: its reader will time out")
+            return
+        with self._lock:
+            if request.request_id in self._writer.request_ids:
+                logger.warning("request %s was delivered again while it runs here: ignored", request.request_id)
+                return
+            stream = self._writer.open(request.request_id, request.deadline_s)
+        try:
+            self._serve(request, stream)
+        except RedisError as error:
+            logger.error("request %s could not be taken: %s", request.request_id, error)
+        finally:
+            self._writer.close(stream)
+            self._cancelled.discard(request.request_id)
+
+    def _serve(self, request: GenerationRequest, stream: OpenStream) -> None:
+        request_id = request.request_id
+        taken = claim(self._redis, request_id, self.id, request.deadline_s)
+        if taken is Claim.TAKEN:
+            refuse_redelivery(self._redis, request_id, self.id)
+            return
+        if taken is Claim.CANCELLED:
+            self._writer.put([(request_id, Failed(499, "cancelled", "the request was cancelled while it waited"))])
+        else:
+            self._submit(request)
+        if not stream.finished.wait(min(request.deadline_s, self._settings.max_deadline_s) + _LATE_S):
+            logger.error("request %s has no end long after its deadline: given up", request_id)
+            self._service.cancel(request_id)
+
+    def _submit(self, request: GenerationRequest) -> None:
+        try:
+            self._service.submit(self._intake.job(request))
+        except KvasirError as error:
+            self._writer.put([(request.request_id, refusal(error))])
+        if request.request_id in self._cancelled:  # it came while the prompt was read
+            self._service.cancel(request.request_id)
+
+    def _cancel(self, request_id: str) -> None:
+        if request_id in self._writer.request_ids:
+            self._cancelled.add(request_id)
+            self._service.cancel(request_id)
+
+    def _lose_store(self, reason: str) -> None:
+        logger.error("all requests of this backbone end: %s", reason)
+        self._service.cancel_all(JobFailure(FailureKind.STORE_LOST, reason))
+
+    def _pass_on(self, events: JobEvents) -> None:
+        """On the engine's thread."""
+        self._writer.put([(request_id, self._mapper.event(event)) for request_id, event in events])
+
+    def _make_service(self, loaded: LoadedModel, transport: Transport) -> EngineService:
+        settings = self._settings
+
+        def make_experts(on_served: Callable[[Served], None]) -> ExpertCaller:
+            return ExpertDispatcher(
+                loaded.store,
+                transport,
+                deadline_s=settings.worker_deadline_s,
+                reply_format=ReplyFormat(settings.reply),
+                on_served=on_served,
+            )
+
+        limits = ServiceLimits(settings.n_groups, settings.step_rows, settings.max_waiting)
+        return EngineService(loaded, make_experts, self._pass_on, limits=limits)
+
+    def _is_healthy(self) -> bool:
+        return (
+            self._service.is_alive
+            and self._writer.is_alive
+            and self._service.state().stalled_s < self._settings.stall_s
+        )
+
+    def _stats(self) -> Mapping[str, float]:
+        state = self._service.state()
+        counters = state.counters
+        return {
+            "running": state.n_running,
+            "waiting": state.n_waiting,
+            "slots": state.n_slot,
+            "steps": counters.n_steps,
+            "tokens": counters.n_tokens,
+            "completed": counters.n_completed,
+            "failed": counters.n_failed,
+            "row_experts_workers": counters.shares.workers,
+            "row_experts_hot": counters.shares.hot,
+            "row_experts_fallback": counters.shares.fallback,
+            "workers": len(self._transport.live()),
+        }

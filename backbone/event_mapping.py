@@ -1,0 +1,90 @@
+"""The engine's events and failures in the API's words, for the stream."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from backbone.engine.jobs import (
+    Began,
+    Broken,
+    ChoiceEnded,
+    Completed,
+    ContextOverflow,
+    FailureKind,
+    JobEvent,
+    NewToken,
+    Waiting,
+)
+from backbone.engine.service import ServiceClosed
+from backbone.engine.shares import Shares
+from backbone.engine.tokenizer import Tokenizer
+from backbone.events import Done, End, Event, Failed, Queued, Started, SwarmShare, Token, TopLogprob, Usage
+from kvasir.errors import KvasirError, RequestError
+
+_STATUS: Mapping[FailureKind, tuple[int, str]] = {
+    FailureKind.QUEUE_FULL: (503, "queue_full"),
+    FailureKind.DEADLINE: (504, "deadline_exceeded"),
+    FailureKind.CANCELLED: (499, "cancelled"),
+    FailureKind.STEP_FAILED: (500, "engine_error"),
+    FailureKind.STOPPING: (503, "backbone_stopping"),
+    FailureKind.ENGINE_LOST: (502, "backbone_lost"),
+    FailureKind.STORE_LOST: (503, "redis_lost"),
+}
+
+
+class ModelNotFound(RequestError):
+    """The request names a model that this backbone does not serve."""
+
+
+def refusal(error: KvasirError) -> Failed:
+    """Why a request was not even started."""
+    if isinstance(error, ModelNotFound):
+        return Failed(404, "model_not_found", str(error))
+    if isinstance(error, ContextOverflow):
+        return Failed(400, "context_length_exceeded", str(error))
+    if isinstance(error, RequestError):
+        return Failed(400, "invalid_request", str(error))
+    if isinstance(error, ServiceClosed):
+        return Failed(503, "backbone_stopping", str(error))
+    return Failed(500, "engine_error", str(error))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EventMapper:
+    """Puts what only the process knows into events: who it is, and the bytes of tokens."""
+
+    backbone_id: str
+    model_name: str
+    fingerprint: str
+    tokenizer: Tokenizer
+
+    def event(self, event: JobEvent) -> Event:
+        """The stream's event for one of the engine's."""
+        match event:
+            case NewToken():
+                return self._token(event)
+            case Waiting(position):
+                return Queued(position)
+            case Began(n_prompt_tokens):
+                return Started(n_prompt_tokens, self.model_name, self.fingerprint, self.backbone_id)
+            case ChoiceEnded(choice, finish_reason, n_tokens):
+                return End(choice, finish_reason.value, n_tokens)
+            case Completed(n_prompt_tokens, n_completion_tokens, shares):
+                return Done(Usage(n_prompt_tokens, n_completion_tokens), swarm_share(shares))
+            case Broken(failure):
+                return Failed(*_STATUS[failure.kind], failure.message)
+
+    def _token(self, event: NewToken) -> Token:
+        sampled = event.sampled
+        if sampled.logprob is None:
+            return Token(event.choice, sampled.token, event.text)
+        token_bytes = self.tokenizer.token_bytes
+        tops = tuple(TopLogprob(top.token, token_bytes(top.token), top.logprob) for top in sampled.top_logprobs)
+        return Token(event.choice, sampled.token, event.text, token_bytes(sampled.token), sampled.logprob, tops)
+
+
+def swarm_share(shares: Shares) -> SwarmShare:
+    """Counts as shares of the whole."""
+    total = shares.total or 1
+    return SwarmShare(shares.total, shares.workers / total, shares.hot / total, shares.fallback / total)

@@ -1,0 +1,68 @@
+"""The model of a backbone process: opened with as many slots as the budget holds, and its entry in the directory."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+
+from backbone.directory import ModelEntry
+from backbone.engine.admission import slots_for_budget
+from backbone.engine.arch import read_config
+from backbone.engine.kv_cache import SlotCache
+from backbone.engine.loaded_model import Dense, KernelChoice, LoadedModel, make_ops
+from backbone.service_settings import ServiceSettings
+from kvasir import __version__
+from kvasir.byte_sizes import format_size
+from kvasir.gguf_index import GGUFIndex
+from kvasir.model_card import ModelCard
+
+logger = logging.getLogger(__name__)
+
+
+def open_model(settings: ServiceSettings) -> LoadedModel:
+    """Open the model of the settings.
+
+    Raises GGUFError or UnsupportedModelError for the file, ConfigError when the budget holds no slot.
+    """
+    n_slot, n_ctx = _slots(settings)
+    loaded = LoadedModel.open(
+        settings.model,
+        n_slot=n_slot,
+        n_ctx=n_ctx,
+        dense=Dense(settings.dense),
+        kernel=KernelChoice(settings.kernel),
+        n_threads=settings.n_threads,
+    )
+    slot_bytes = format_size(loaded.model.cache.slot_bytes)
+    logger.info("%s: %d slots of %d tokens, %s each", settings.model_name, n_slot, n_ctx, slot_bytes)
+    return loaded
+
+
+def directory_entry(settings: ServiceSettings, loaded: LoadedModel) -> ModelEntry:
+    """What clients learn of the model. The fingerprint changes with everything that may change a bit of the answer."""
+    parts = (
+        loaded.card.fingerprint,
+        loaded.store.kernel.name,
+        loaded.store.kernel.fingerprint,
+        settings.dense,
+        settings.reply,
+        __version__,
+    )
+    digest = hashlib.sha256("|".join(map(str, parts)).encode()).hexdigest()
+    return ModelEntry(
+        name=settings.model_name,
+        fingerprint=f"fp_{digest[:16]}",
+        n_ctx=loaded.model.cache.n_ctx,
+        architecture=loaded.card.architecture,
+        created=int(settings.model.stat().st_mtime),
+    )
+
+
+def _slots(settings: ServiceSettings) -> tuple[int, int]:
+    """How many slots of how many tokens. A cache of one slot is made for its size, and takes no memory until used."""
+    with GGUFIndex.open(settings.model) as index:
+        card = ModelCard.from_index(index)
+        n_ctx = min(settings.n_ctx or 4096, card.n_ctx)
+        dtype = make_ops(Dense(settings.dense), settings.n_threads).dtype
+        one = SlotCache(read_config(index.metadata), n_slot=1, n_ctx=n_ctx, dtype=dtype)
+    return slots_for_budget(one.slot_bytes, settings.n_slot, settings.kv_budget_bytes), n_ctx

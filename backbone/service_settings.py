@@ -1,0 +1,51 @@
+"""What one backbone process serves, and the command that starts one. Parsed by the site's settings, read at the start.
+
+The process is a Celery worker with one engine: `celery -A kvasir_site worker --pool=threads -c N -Q backbone
+--without-gossip --without-mingle`, where N is as many requests as may run and wait in it; `celery_command` writes it.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from backbone.stream_keys import QUEUE
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceSettings:
+    """All from the environment (docs/operations.md). Times are in seconds."""
+
+    model: Path
+    model_name: str  # what clients call it
+    n_slot: int = 64
+    kv_budget_bytes: int | None = None  # fewer slots when they would take more
+    n_ctx: int | None = None  # None: the model's, at most 4096
+    max_waiting: int = 64
+    step_rows: int = 256
+    n_groups: int = 1  # micro-batches in flight
+    n_threads: int | None = None
+    dense: str = "kx1"
+    kernel: str = "auto"
+    reply: str = "f32"
+    workers: tuple[str, ...] = ()  # HOST:PORT of workers that listen
+    relays: tuple[str, ...] = ()
+    worker_deadline_s: float = 10.0
+    max_deadline_s: float = 3600.0
+    stop_s: float = 20.0  # how long running requests may finish when the process is asked to stop
+    stall_s: float = 300.0  # a step that takes longer means that the engine hangs
+
+    @property
+    def n_tasks(self) -> int:
+        """Requests that one process holds, running and waiting: its Celery concurrency."""
+        return self.n_slot + self.max_waiting
+
+
+def celery_command(settings: ServiceSettings, name: str = "backbone") -> list[str]:
+    """The command line of one backbone process; `name` tells several on one machine apart."""
+    return [
+        *(sys.executable, "-m", "celery", "-A", "kvasir_site", "worker"),
+        *("--pool=threads", "-c", str(settings.n_tasks), "-Q", QUEUE),
+        *("--without-gossip", "--without-mingle", "--loglevel=INFO", "-n", f"{name}@%h"),
+    ]

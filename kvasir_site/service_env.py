@@ -1,0 +1,60 @@
+"""The backbone's settings from the environment. Called by `settings`; a wrong value stops the start by its name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from backbone.service_settings import ServiceSettings
+from kvasir.byte_sizes import parse_size
+from kvasir.errors import ConfigError
+from kvasir_site.env import env_float, env_int, env_list
+
+_CHOICES = {
+    "KVASIR_DENSE": ("kx1", "float"),
+    "KVASIR_KERNEL": ("auto", "kx1", "float"),
+    "KVASIR_REPLY": ("f32", "f16"),
+}
+
+
+def service_settings(demo_model: Path, environ: Mapping[str, str] = os.environ) -> ServiceSettings:
+    """Parse everything. Raises ConfigError. That the model exists is checked when a backbone opens it."""
+    model = Path(environ.get("KVASIR_MODEL") or demo_model)
+    budget = environ.get("KVASIR_KV_BYTES")
+    return ServiceSettings(
+        model=model,
+        model_name=environ.get("KVASIR_MODEL_NAME") or model.stem,
+        n_slot=env_int("KVASIR_SLOTS", 64, 1, 4096, environ),
+        kv_budget_bytes=None if budget is None else _size("KVASIR_KV_BYTES", budget),
+        n_ctx=env_int("KVASIR_CTX", 0, 0, 1 << 24, environ) or None,
+        max_waiting=env_int("KVASIR_MAX_WAITING", 64, 0, 4096, environ),
+        step_rows=env_int("KVASIR_STEP_ROWS", 256, 1, 65536, environ),
+        n_groups=env_int("KVASIR_GROUPS", 1, 1, 64, environ),
+        n_threads=env_int("KVASIR_THREADS", 0, 0, 4096, environ) or None,
+        dense=_choice("KVASIR_DENSE", environ),
+        kernel=_choice("KVASIR_KERNEL", environ),
+        reply=_choice("KVASIR_REPLY", environ),
+        workers=tuple(env_list("KVASIR_WORKERS", [], environ)),
+        relays=tuple(env_list("KVASIR_RELAYS", [], environ)),
+        worker_deadline_s=env_float("KVASIR_WORKER_DEADLINE_S", 10.0, 0.01, 3600.0, environ),
+        max_deadline_s=env_float("KVASIR_MAX_DEADLINE_S", 3600.0, 1.0, 86400.0, environ),
+        stop_s=env_float("KVASIR_STOP_S", 20.0, 0.0, 3600.0, environ),
+        stall_s=env_float("KVASIR_STALL_S", 300.0, 1.0, 86400.0, environ),
+    )
+
+
+def _size(name: str, text: str) -> int:
+    try:
+        return parse_size(text)
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from error
+
+
+def _choice(name: str, environ: Mapping[str, str]) -> str:
+    """One of a few words; the first is the default."""
+    choices = _CHOICES[name]
+    value = environ.get(name, choices[0])
+    if value not in choices:
+        raise ConfigError(f"{name}={value!r} is not one of {', '.join(choices)}")
+    return value

@@ -1,0 +1,154 @@
+"""Real backbone processes for tests: Celery workers over a real Redis, asked through `backbone.stream`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from backbone import stream
+from backbone.events import Event, Token
+from backbone.payloads import GenerationRequest, RequestKind
+from backbone.service_settings import ServiceSettings, celery_command
+from backbone.stream import StreamSettings
+from backbone.stream_keys import BACKBONES, lease_key
+from tests.oracles.tiny_gguf import TinyModel, write_tiny
+from tests.oracles.tiny_layout import TinyShape
+from tests.swarm.redis_fixture import RedisServer
+
+T = TypeVar("T")
+START_DEADLINE_S = 60.0
+TEST_DEADLINE_S = 60.0
+MODEL = "tiny"
+SHAPE = TinyShape(n_layer=2, n_ctx=8192)
+NEVER_ENDING = {"267": -100.0, "268": -100.0, "269": -100.0}  # no special token, so no end of the text
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def write_model(directory: Path) -> Path:
+    return write_tiny(directory / "tiny.gguf", TinyModel("qwen3moe", "Q4_K", shape=SHAPE))
+
+
+@dataclass(slots=True)
+class Backbone:
+    """One process, and where its log is."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+    id: str = ""
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(10)
+
+    def stop(self) -> int:
+        """Ask it to leave; its exit status."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(30)
+
+
+@contextmanager
+def backbone(redis: RedisServer, model: Path, log_dir: Path, **environ: str) -> Iterator[Backbone]:
+    """A process that has taken its lease. Killed in the end, if it still runs."""
+    before = alive(redis)
+    name = f"b{uuid.uuid4().hex[:8]}"
+    log = log_dir / f"{name}.log"
+    asked = {"KVASIR_SLOTS": "4", "KVASIR_MAX_WAITING": "8", "KVASIR_THREADS": "1", "KVASIR_CTX": "8192"} | environ
+    asked |= {"KVASIR_MODEL": str(model), "REDIS_URL": redis.url, "PYTHONUNBUFFERED": "1"}
+    n_tasks = int(asked["KVASIR_SLOTS"]) + int(asked["KVASIR_MAX_WAITING"])
+    command = celery_command(ServiceSettings(model, MODEL, n_slot=n_tasks, max_waiting=0), name)
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=os.environ | asked, stdin=subprocess.DEVNULL, stdout=out, stderr=out
+        )
+    started = Backbone(process, log)
+    try:
+        started.id = _wait_lease(redis, started, before)
+        yield started
+    finally:
+        if process.poll() is None:
+            started.kill()
+
+
+def alive(redis: RedisServer) -> set[str]:
+    with redis.client() as client:
+        members: Any = client.smembers(BACKBONES)
+        return {member for member in members if client.exists(lease_key(member))}
+
+
+def _wait_lease(redis: RedisServer, started: Backbone, before: set[str]) -> str:
+    until = time.monotonic() + START_DEADLINE_S
+    while time.monotonic() < until and started.process.poll() is None:
+        if new := alive(redis) - before:
+            return new.pop()
+        time.sleep(0.05)
+    raise AssertionError(f"the backbone did not come up: {started.log.read_text()[-3000:]}")
+
+
+def completion(
+    prompt: Any = "hello world", *, n: int = 1, deadline_s: float = 60.0, **sampling: Any
+) -> GenerationRequest:
+    asked = {"temperature": 0.8, "seed": 7, "max_tokens": 12} | sampling
+    return GenerationRequest(
+        uuid.uuid4().hex, MODEL, RequestKind.COMPLETION, deadline_s, time.time(), prompt=prompt, n=n, sampling=asked
+    )
+
+
+def endless(**sampling: Any) -> GenerationRequest:
+    """A request that runs for far longer than any test."""
+    return completion(max_tokens=8000, logit_bias=NEVER_ENDING, deadline_s=300.0, **sampling)
+
+
+class Client:
+    """What the web would do, with one Redis."""
+
+    def __init__(self, redis: RedisServer, queue_wait_s: float = 60.0) -> None:
+        self.settings = StreamSettings(redis.url, 1000, queue_wait_s)
+
+    async def send(self, request: GenerationRequest) -> str:
+        await stream.enqueue(request, self.settings)
+        return request.request_id
+
+    async def events(
+        self, request_id: str, last_id: str = "0", until: Callable[[list[Event]], bool] = lambda events: False
+    ) -> list[Event]:
+        """All events to the end, or until enough have come."""
+        found: list[Event] = []
+        reading = stream.read(request_id, last_id, self.settings)
+        async for entry in reading:
+            found.append(entry.event)
+            if until(found):
+                break
+        await reading.aclose()
+        return found
+
+    async def ask(self, request: GenerationRequest) -> list[Event]:
+        return await self.events(await self.send(request))
+
+
+def run(work: Callable[[], Awaitable[T]]) -> T:
+    """In an event loop of its own, bounded."""
+
+    async def guarded() -> T:
+        try:
+            return await asyncio.wait_for(work(), TEST_DEADLINE_S)
+        finally:
+            await stream.close_clients()
+
+    return asyncio.run(guarded())
+
+
+def text_of(events: list[Event], choice: int = 0) -> str:
+    return "".join(event.text for event in events if isinstance(event, Token) and event.choice == choice)
+
+
+def has_tokens(n_tokens: int) -> Callable[[list[Event]], bool]:
+    return lambda events: sum(isinstance(event, Token) for event in events) >= n_tokens
