@@ -43,12 +43,14 @@ class EventStream(StreamingHttpResponse):
 
 
 async def first_events(generation: Generation, asked: Asked) -> list[Happened]:
-    """What came first, so that a request that is refused gets a real status. Raises ApiError.
+    """What came first, so that a request that fails before any token gets a real status. Raises ApiError.
 
     Returns when the request is on its way (or in line) at a backbone, or after PATIENCE_S.
     """
     happened = await generation.next(PATIENCE_S)
     for _, event in happened:
+        if isinstance(event, Token):
+            break
         if isinstance(event, Failed):
             raise from_failed(event, asked.prompt_field)
     return happened
