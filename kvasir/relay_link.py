@@ -37,7 +37,7 @@ class RelayLink:
     def __init__(self, number: int, carrier: Carrier, clock: Callable[[], float]) -> None:
         self.number = number
         self.owner: LinkOwner | None = None
-        self.limits: Limits = PROTOCOL_LIMITS
+        self.limits = PROTOCOL_LIMITS
         self.queued_bytes = 0
         self.bytes_sent = 0
         self.bytes_received = 0
@@ -53,6 +53,15 @@ class RelayLink:
     def is_closing(self) -> bool:
         """Whether the edge is closed."""
         return bool(self._close_reason)
+
+    @property
+    def is_gone(self) -> bool:
+        """The same: there is no stream of its own that could linger."""
+        return bool(self._close_reason)
+
+    def accept(self, limits: Limits) -> None:
+        """From now on frames within `limits` are taken."""
+        self.limits = limits
 
     def send(self, frame: Frame, limits: Limits) -> None:
         """Queue a frame; its arrays must not change until it is sent. `limits` is what the other side accepts.

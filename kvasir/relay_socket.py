@@ -37,6 +37,9 @@ MAX_WAITING_MESSAGES = 8  # received and not yet taken; then the library stops r
 FIRST_OF_EDGE = {Role.WORKER: Kind.HELLO, Role.BACKBONE: Kind.WELCOME}  # what opens an edge, by who receives it
 
 
+OnEdge = Callable[[RelayLink, "RelaySocket"], None]
+
+
 class _Connection(ClientConnection):
     """Notes when bytes came: a large message is a sign of life before it is complete."""
 
@@ -50,9 +53,7 @@ class _Connection(ClientConnection):
 class RelaySocket:
     """An open socket. `closed` yields why it ended; edges that are open then are lost."""
 
-    def __init__(
-        self, url: str, hello: Hello, on_edge: Callable[[RelayLink], None], keep_alive: KeepAlive | None = None
-    ) -> None:
+    def __init__(self, url: str, hello: Hello, on_edge: OnEdge, keep_alive: KeepAlive | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         self._url = url
         self._hello = hello
@@ -73,7 +74,7 @@ class RelaySocket:
         url: str,
         hello: Hello,
         *,
-        on_edge: Callable[[RelayLink], None],
+        on_edge: OnEdge,
         deadline_s: float,
         keep_alive: KeepAlive | None = None,
     ) -> Self:
@@ -169,7 +170,7 @@ class RelaySocket:
                 if HEADER.unpack_from(message, start)[2] != FIRST_OF_EDGE[self._hello.role]:
                     continue  # for an edge that this side has closed
                 link = self._links[number] = RelayLink(number, self, self._loop.time)
-                self._on_edge(link)
+                self._on_edge(link, self)
             link.take(view[start:stop])
 
     def _hear(self, frame: Frame) -> None:

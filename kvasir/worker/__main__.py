@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from kvasir.errors import KvasirError
 from kvasir.worker.config import WorkerConfig, parse_arguments
 from kvasir.worker.holdings import Holdings, open_holdings
+from kvasir.worker.join import RelayWorker
 from kvasir.worker.memory import keep_heap_small
-from kvasir.worker.report import Listening, stopped_json
+from kvasir.worker.report import Listening, joined_json, joined_text, stopped_json
 from kvasir.worker.serve import WorkerServer
 
 
@@ -27,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         config = parse_arguments(sys.argv[1:] if arguments is None else arguments)
         holdings = open_holdings(config.slice_path, config.kernel, config.n_threads)
-        asyncio.run(_serve(config, holdings))
+        asyncio.run(_join(config, holdings) if config.relay_url else _serve(config, holdings))
     except KvasirError as error:
         sys.stderr.write(f"kvasir-worker: {error}\n")
         return 2
@@ -35,16 +36,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 async def _serve(config: WorkerConfig, holdings: Holdings) -> None:
-    loop = asyncio.get_running_loop()
-    stop: asyncio.Future[str] = loop.create_future()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, _ask_to_stop, stop, number)
+    stop = _stop_signal()
     server = WorkerServer(config, holdings)
     listening = Listening.of(config, holdings, *await server.start())
     _say(listening.as_json() if config.json else listening.as_text())
     reason = await stop
     await server.stop(reason)
     _say(stopped_json(reason) if config.json else f"stopped: {reason}")
+
+
+async def _join(config: WorkerConfig, holdings: Holdings) -> None:
+    def joined() -> None:
+        url = config.relay_url
+        _say(joined_json(url, holdings) if config.json else joined_text(url, holdings))
+
+    stop = _stop_signal()
+    worker = RelayWorker(config, holdings, on_joined=joined)
+    stop.add_done_callback(lambda done: worker.stop(done.result()))
+    await worker.run()
+    _say(stopped_json(stop.result()) if config.json else f"stopped: {stop.result()}")
+
+
+def _stop_signal() -> asyncio.Future[str]:
+    """Yields the reason once this process is asked to stop."""
+    loop = asyncio.get_running_loop()
+    stop: asyncio.Future[str] = loop.create_future()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, _ask_to_stop, stop, number)
+    return stop
 
 
 def _ask_to_stop(stop: asyncio.Future[str], number: signal.Signals) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvasir.errors import ConfigError
+from kvasir.relay_directory import checked_url
 
 KERNELS = ("auto", "kx1", "float")
 MIB = 1024 * 1024
@@ -22,6 +23,8 @@ example:
   Cut the first 8 experts of every layer out of a model, then serve them:
     kvasir slice model.gguf --experts "*:0-8" --out slice.gguf
     kvasir-worker serve --slice slice.gguf --listen 127.0.0.1:7070
+  or, from behind a router or firewall, through a relay:
+    kvasir-worker join wss://relay.example.org/relay --token-file token.txt --slice slice.gguf
 
 The worker computes these experts for every backbone that connects and has the same model and the same kernel.
 Stop it with Ctrl-C or SIGTERM: it finishes what it has begun.
@@ -41,7 +44,7 @@ class Deadlines:
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """Everything that `kvasir-worker serve` needs to know."""
+    """Everything that `kvasir-worker serve` or `join` needs to know."""
 
     slice_path: Path
     host: str = "127.0.0.1"
@@ -51,6 +54,8 @@ class WorkerConfig:
     max_clients: int = 8
     max_inflight_mb: int = 64
     json: bool = False
+    relay_url: str = ""  # to join instead of listening
+    token: str = field(default="", repr=False)
     deadlines: Deadlines = field(default_factory=Deadlines)
 
     @property
@@ -62,7 +67,8 @@ class WorkerConfig:
 def parse_arguments(arguments: Sequence[str]) -> WorkerConfig:
     """The configuration that these arguments ask for. Raises ConfigError; argparse exits for --help and misuse."""
     options = _parser().parse_args(arguments)
-    host, port = parse_address(options.listen)
+    is_joining = options.command == "join"
+    host, port = parse_address(options.listen) if not is_joining else ("", 0)
     _check_between("--max-clients", options.max_clients, 1, 1024)
     _check_between("--max-inflight-mb", options.max_inflight_mb, LEAST_INFLIGHT_MB, 4095)
     if options.threads is not None:
@@ -78,7 +84,22 @@ def parse_arguments(arguments: Sequence[str]) -> WorkerConfig:
         max_clients=options.max_clients,
         max_inflight_mb=options.max_inflight_mb,
         json=options.json,
+        relay_url=checked_url(options.url) if is_joining else "",
+        token=read_token(options.token, options.token_file) if is_joining else "",
     )
+
+
+def read_token(token: str | None, path: Path | None) -> str:
+    """The token, from the command line or a file. Raises ConfigError, which never shows what the file holds."""
+    if path is None:
+        return token or ""
+    try:
+        words = path.read_text(encoding="utf-8").split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--token-file {path} cannot be read: {type(error).__name__}") from error
+    if len(words) != 1:
+        raise ConfigError(f"--token-file {path} has {len(words)} words, one token is needed")
+    return words[0]
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -109,18 +130,30 @@ def _parser() -> argparse.ArgumentParser:
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    _add_serve_options(serve)
-    return parser
-
-
-def _add_serve_options(serve: argparse.ArgumentParser) -> None:
-    serve.add_argument("--slice", type=Path, required=True, metavar="FILE", help="the slice, made by `kvasir slice`")
     serve.add_argument(
         "--listen",
         default="127.0.0.1:7070",
         metavar="HOST:PORT",
         help="where to listen (default %(default)s; port 0: the system chooses, the start says which)",
     )
+    _add_options(serve)
+    join = commands.add_parser(
+        "join",
+        help="serve a slice through a relay",
+        description="Serve a slice to the backbones of a relay, over one connection that this worker opens.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    join.add_argument("url", metavar="URL", help="the relay, such as wss://relay.example.org/relay")
+    tokens = join.add_mutually_exclusive_group(required=True)
+    tokens.add_argument("--token-file", type=Path, metavar="FILE", help="a file that holds this node's token")
+    tokens.add_argument("--token", metavar="TOKEN", help="the token itself; other users of this machine may see it")
+    _add_options(join)
+    return parser
+
+
+def _add_options(serve: argparse.ArgumentParser) -> None:
+    serve.add_argument("--slice", type=Path, required=True, metavar="FILE", help="the slice, made by `kvasir slice`")
     serve.add_argument("--threads", type=int, metavar="N", help="threads that compute (default: one a core)")
     serve.add_argument(
         "--kernel",

@@ -16,6 +16,7 @@ from typing import Protocol
 from kvasir import __version__
 from kvasir.edge_link import TcpLink
 from kvasir.errors import WireError, WireVersionError
+from kvasir.relay_link import RelayLink
 from kvasir.wire_frames import (
     Dispatch,
     Fault,
@@ -37,6 +38,8 @@ from kvasir.worker.admission import dispatch_fault, hello_refusal
 from kvasir.worker.compute import ComputeQueue, Job
 from kvasir.worker.holdings import Holdings
 from kvasir.worker.watch import Moments
+
+Link = TcpLink | RelayLink
 
 HELLO_BYTES = 4096  # the largest payload from a stranger who has not said who it is
 
@@ -65,9 +68,12 @@ class Service:
 
 
 class Connection:
-    """One socket. Its owner looks at `moments` from time to time and calls `end` when it takes too long."""
+    """One socket, or one edge through a relay.
 
-    def __init__(self, service: Service, registry: Registry, number: int) -> None:
+    The owner of a socket looks at `moments` from time to time and calls `end` when it takes too long.
+    """
+
+    def __init__(self, service: Service, registry: Registry, number: int, link: Link | None = None) -> None:
         self._service = service
         self._registry = registry
         self._loop = asyncio.get_running_loop()
@@ -78,7 +84,7 @@ class Connection:
         self._together: list[Job] = []  # parts of one dispatch, of which more are announced
         self.number = number
         self.n_answered = 0
-        self.link = TcpLink(self, service.limits, HELLO_BYTES)
+        self.link: Link = link or TcpLink(self, service.limits, HELLO_BYTES)
 
     @property
     def is_welcome(self) -> bool:

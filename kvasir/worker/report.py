@@ -99,6 +99,17 @@ def _group_text(first: int, last: int, held: tuple[tuple[int, int], ...]) -> str
     return f"{layers}: experts " + " and ".join(f"{start} to {stop - 1}" for start, stop in held)
 
 
+def joined_json(url: str, holdings: Holdings) -> str:
+    """The line of a worker that a relay has accepted; it comes again after every new connection."""
+    facts = {"relay": url, "model": holdings.model_name, "n_experts": holdings.n_experts}
+    return json.dumps({"event": "joined", **facts, "kernel": holdings.kernel.name})
+
+
+def joined_text(url: str, holdings: Holdings) -> str:
+    """The same for people."""
+    return f"joined {url} with {holdings.n_experts} experts of {holdings.model_name}, kernel {holdings.kernel.name}"
+
+
 def stopped_json(reason: str) -> str:
     """The last line of a worker that stops in order."""
     return json.dumps({"event": "stopped", "reason": reason})

@@ -11,8 +11,9 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable
+from typing import cast
 
-from kvasir.edge_link import LINGER_S
+from kvasir.edge_link import LINGER_S, TcpLink
 from kvasir.errors import ConfigError
 from kvasir.wire_frames import Refuse, RefuseCode
 from kvasir.wire_header import MAX_INFLIGHT_BYTES, Limits
@@ -47,7 +48,7 @@ class WorkerServer:
         loop = asyncio.get_running_loop()
         host, port = self._config.host, self._config.port
         try:
-            self._server = await loop.create_server(lambda: self._new_connection().link, host, port)
+            self._server = await loop.create_server(lambda: cast("TcpLink", self._new_connection().link), host, port)
         except OSError as error:
             raise ConfigError(
                 f"--listen {host}:{port} cannot be bound: {os.strerror(error.errno) if error.errno else error}"

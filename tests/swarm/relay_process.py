@@ -48,8 +48,8 @@ class RelayProcess:
 
 
 @contextmanager
-def relay_process(directory: Path, **environment: str) -> Iterator[RelayProcess]:
-    """Start one on a free port with a database of its own; stop it at the end."""
+def relay_process(directory: Path, port: int = 0, **environment: str) -> Iterator[RelayProcess]:
+    """Start one (port 0: on a free port) with a database of its own; stop it at the end."""
     database, log = directory / "relay.sqlite3", directory / "relay.log"
     with database_at(database) as url:
         tokens = {
@@ -58,7 +58,7 @@ def relay_process(directory: Path, **environment: str) -> Iterator[RelayProcess]
         }
     with log.open("w") as sink:
         process = subprocess.Popen(
-            [sys.executable, "manage.py", "serve", "--port", "0"],
+            [sys.executable, "manage.py", "serve", "--port", str(port)],
             cwd=ROOT, env={**os.environ, "DATABASE_URL": url, **environment},
             stdout=subprocess.PIPE, stderr=sink, text=True, start_new_session=True,
         )  # fmt: skip
