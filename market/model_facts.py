@@ -1,0 +1,143 @@
+"""The facts about a model that the market trades by: its layers with experts, and the true bytes of one expert each.
+
+`site_model` opens the site's own model file (KVASIR_MODEL), once per process and only when it is first asked for. No
+weight is read and torch is never loaded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from threading import Lock
+
+import numpy as np
+import numpy.typing as npt
+from django.conf import settings
+
+from kvasir.errors import KvasirError, SliceError
+from kvasir.experts import ExpertRange
+from kvasir.gguf_index import GGUFIndex
+from kvasir.kernels.fingerprint import FLOAT_NAME, KX1_NAME
+from kvasir.model_card import ModelCard
+from kvasir.slices import model_experts
+from market.errors import MarketError
+
+Int64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """One model as the market sees it. Multi-token-prediction blocks are not counted in `n_layer`."""
+
+    name: str
+    fingerprint: str
+    n_layer: int
+    n_expert: int
+    d_model: int
+    d_ff: int
+    expert_bytes: tuple[int, ...]  # of one expert, by layer; 0 where a layer has none
+    kernels: tuple[str, ...] = ()  # by layer: the kernel that workers compute it with; "" where it has no experts
+    aliases: tuple[str, ...] = ()  # other names under which clients may ask
+
+    def __post_init__(self) -> None:
+        if len(self.expert_bytes) != self.n_layer:
+            raise SliceError(f"{len(self.expert_bytes)} expert sizes for {self.n_layer} layers")
+
+    @cached_property
+    def bytes_by_layer(self) -> Int64:
+        """`expert_bytes` as an array [n_layer]."""
+        return np.array(self.expert_bytes, np.int64)
+
+    @cached_property
+    def moe_layers(self) -> tuple[int, ...]:
+        """Numbers of the layers that have experts, ascending."""
+        return tuple(layer for layer, n_bytes in enumerate(self.expert_bytes) if n_bytes)
+
+    @property
+    def n_cell(self) -> int:
+        """Pairs of layer and expert, those of layers without experts counted too."""
+        return self.n_layer * self.n_expert
+
+    def is_called(self, name: str) -> bool:
+        """Whether a client means this model by `name`: its name, an alias or its fingerprint."""
+        return name in {self.name, self.fingerprint, *self.aliases}
+
+    def range_bytes(self, item: ExpertRange) -> int:
+        """Bytes of all experts of a range."""
+        return item.n_experts * self.expert_bytes[item.layer]
+
+    @classmethod
+    def from_card(cls, card: ModelCard, name: str | None = None, kernels: dict[int, str] | None = None) -> ModelFacts:
+        """From a model card; `name` is what the site calls the model, `kernels` by layer."""
+        sizes = {layer.layer: layer.expert_bytes for layer in card.layers}
+        known = kernels or {}
+        return cls(
+            name=name or card.name,
+            fingerprint=card.fingerprint,
+            n_layer=card.n_layer,
+            n_expert=card.n_expert,
+            d_model=card.d_model,
+            d_ff=card.d_ff,
+            expert_bytes=tuple(sizes.get(layer, 0) for layer in range(card.n_layer)),
+            kernels=tuple(known.get(layer, "") for layer in range(card.n_layer)),
+            aliases=(card.name,),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SiteModel:
+    """The site's model file, open, and what it says."""
+
+    index: GGUFIndex
+    card: ModelCard
+    facts: ModelFacts
+
+
+class _Opened:
+    """The one model of this process."""
+
+    def __init__(self) -> None:
+        self.lock = Lock()
+        self.path: Path | None = None
+        self.model: SiteModel | None = None
+
+
+_opened = _Opened()
+
+
+def site_model() -> SiteModel:
+    """The model that this site serves. Blocks while the file is opened for the first time.
+
+    Raises MarketError 503 when it cannot be: the message says why.
+    """
+    path, name = Path(settings.KVASIR_SERVICE.model), settings.KVASIR_SERVICE.model_name
+    with _opened.lock:
+        if _opened.model is None or _opened.path != path:
+            try:
+                _opened.model = open_model(path, name)
+            except (KvasirError, OSError) as error:
+                raise MarketError(503, "no_model", f"the site's model cannot be read: {error}") from error
+            _opened.path = path
+        return _opened.model
+
+
+def open_model(path: Path, name: str | None = None) -> SiteModel:
+    """Open a model file. Raises what GGUFIndex and ModelCard raise."""
+    index = GGUFIndex.open(path)
+    try:
+        card = ModelCard.from_index(index)
+        return SiteModel(index, card, ModelFacts.from_card(card, name, _kernels(index, card)))
+    except BaseException:
+        index.close()
+        raise
+
+
+def _kernels(index: GGUFIndex, card: ModelCard) -> dict[int, str]:
+    """Kernel by layer: KX1 where numpy's reading of it takes the layer's types and shapes, else the float kernel."""
+    from kvasir.kernels.oracle import NumpyKX1Kernel
+
+    kx1 = NumpyKX1Kernel()
+    return {
+        layer: FLOAT_NAME if kx1.refusal(model_experts(index, card, layer)) else KX1_NAME for layer in card.moe_layers
+    }

@@ -1,0 +1,59 @@
+"""Traffic on its way from backbones to the market: rows per second wanted of each expert, packed.
+
+Each backbone writes its own field of the Redis hash `traffic:<fingerprint>` about once a second; the market adds up
+what is fresh. This module is the codec and the names; it knows no Redis and no Django.
+
+    field: the backbone's id     value: f64 Unix time in seconds, then f32 rows/s [n_layer, n_expert], little-endian
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from kvasir.errors import WireError
+
+FRESH_S = 15.0  # what a backbone wrote before that is no longer its traffic
+EXPIRY_S = 60  # of the whole hash, when no backbone writes any more
+_TIME = struct.Struct("<d")
+
+Traffic = npt.NDArray[np.float32]  # rows/s [n_layer, n_expert]
+
+
+def traffic_key(fingerprint: str) -> str:
+    """The hash of a model's traffic."""
+    return f"traffic:{fingerprint}"
+
+
+def pack_traffic(traffic: Traffic, at_s: float) -> bytes:
+    """A field's value. Raises WireError for traffic that is negative or not finite."""
+    if not np.isfinite(traffic).all() or (traffic < 0).any():
+        raise WireError("traffic must be finite rows per second, 0 or more")
+    return _TIME.pack(at_s) + traffic.astype("<f4").tobytes()
+
+
+def unpack_traffic(data: bytes, n_layer: int, n_expert: int) -> tuple[float, Traffic]:
+    """(Unix time in seconds, rows/s [n_layer, n_expert]). Raises WireError for anything else."""
+    wanted = _TIME.size + 4 * n_layer * n_expert
+    if len(data) != wanted:
+        raise WireError(f"traffic has {len(data)} bytes; {wanted} are needed for {n_layer} x {n_expert} experts")
+    traffic = np.frombuffer(data, "<f4", offset=_TIME.size).reshape(n_layer, n_expert)
+    if not np.isfinite(traffic).all() or (traffic < 0).any():
+        raise WireError("traffic must be finite rows per second, 0 or more")
+    return float(_TIME.unpack_from(data)[0]), traffic.astype(np.float32)
+
+
+def total_traffic(fields: Iterable[bytes], n_layer: int, n_expert: int, now_s: float) -> Traffic:
+    """The sum over backbones that wrote lately. What is malformed is left out: a backbone of another version."""
+    total = np.zeros((n_layer, n_expert), np.float32)
+    for data in fields:
+        try:
+            at_s, traffic = unpack_traffic(data, n_layer, n_expert)
+        except WireError:
+            continue
+        if abs(now_s - at_s) <= FRESH_S:
+            total += traffic
+    return total
