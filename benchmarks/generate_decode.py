@@ -63,8 +63,14 @@ def decode(loaded: LoadedModel, transport: Transport, prompts: Sequence[Sequence
 async def _steps(engine: Engine, sequences: Sequence[EngineSequence]) -> float:
     for sequence in sequences:
         engine.add(sequence)
-    await engine.step()
+    await _step(engine)
     started = time.perf_counter()
     while engine.has_work:
-        await engine.step()
+        await _step(engine)
     return time.perf_counter() - started
+
+
+async def _step(engine: Engine) -> None:
+    for event in await engine.step():
+        if event.error is not None:
+            raise event.error
