@@ -95,17 +95,24 @@ class Manifest:
             content = json.loads(path.read_bytes())
         except (OSError, ValueError, RecursionError) as error:
             raise SliceError(f"{path}: cannot be read as a manifest ({error})") from error
+        return cls.from_content(content, str(path))
+
+    @classmethod
+    def from_content(cls, content: object, source: str) -> Manifest:
+        """The manifest in parsed JSON; other keys than its own are passed over. `source` names it in errors.
+
+        Raises SliceError for anything that is not one.
+        """
         if not isinstance(content, dict) or content.get("format") != FORMAT:
-            raise SliceError(f"{path}: not a manifest: its format is not {FORMAT!r}")
+            raise SliceError(f"{source}: not a manifest: its format is not {FORMAT!r}")
         name, fingerprint, entries = (content.get(key) for key in ("model", "fingerprint", "experts"))
         if not isinstance(name, str) or not isinstance(fingerprint, str) or not isinstance(entries, dict):
-            raise SliceError(f"{path}: a manifest needs model, fingerprint and experts")
-        return cls(name, fingerprint, dict(_parse_entry(path, key, entry) for key, entry in entries.items()))
+            raise SliceError(f"{source}: a manifest needs model, fingerprint and experts")
+        return cls(name, fingerprint, dict(_parse_entry(source, key, entry) for key, entry in entries.items()))
 
-    def save(self, path: Path | str) -> None:
-        """Write the manifest as JSON, complete or not at all. Raises SliceError when it cannot be written."""
-        path = Path(path)
-        content = {
+    def content(self) -> dict[str, object]:
+        """The manifest as JSON values."""
+        return {
             "format": FORMAT,
             "model": self.model_name,
             "fingerprint": self.model_fingerprint,
@@ -115,9 +122,13 @@ class Manifest:
                 for key, digest in sorted(self.experts.items())
             },
         }
+
+    def save(self, path: Path | str) -> None:
+        """Write the manifest as JSON, complete or not at all. Raises SliceError when it cannot be written."""
+        path = Path(path)
         temporary = path.with_name(f".kvasir-{secrets.token_hex(6)}.partial")
         try:
-            temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+            temporary.write_text(json.dumps(self.content(), indent=1) + "\n", encoding="utf-8")
             temporary.replace(path)
         except OSError as error:
             raise SliceError(f"{path}: the manifest cannot be written ({error})") from error
@@ -185,11 +196,11 @@ def _digests(places: list[_Place], progress: Progress | None) -> dict[ExpertKey,
     return found
 
 
-def _parse_entry(path: Path, key: str, entry: object) -> tuple[ExpertKey, ExpertDigest]:
+def _parse_entry(source: str, key: str, entry: object) -> tuple[ExpertKey, ExpertDigest]:
     match = _KEY.fullmatch(key)
     if match is None:
-        raise SliceError(f"{path}: {key[:80]!r} is not an expert; experts are written layer/expert, like 0/3")
+        raise SliceError(f"{source}: {key[:80]!r} is not an expert; experts are written layer/expert, like 0/3")
     n_bytes, sha256 = (entry.get("bytes"), entry.get("sha256")) if isinstance(entry, dict) else (None, None)
     if type(n_bytes) is not int or n_bytes < 1 or not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
-        raise SliceError(f"{path}: expert {key} needs bytes (above 0) and sha256 (64 hex digits)")
+        raise SliceError(f"{source}: expert {key} needs bytes (above 0) and sha256 (64 hex digits)")
     return ExpertKey(int(match["layer"]), int(match["expert"])), ExpertDigest(n_bytes, sha256)

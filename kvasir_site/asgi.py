@@ -14,7 +14,8 @@ pages = get_asgi_application()  # sets Django up: what follows may import models
 from django.urls import path  # noqa: E402
 
 from relay.site import service  # noqa: E402
+from relay.slice_site import with_slices  # noqa: E402
 
 # Channels has no types, and Django's path is told of an ASGI application where it knows only views
 sockets = URLRouter([path("relay", service.application)])  # type: ignore[no-untyped-call, arg-type]
-application = ProtocolTypeRouter({"http": pages, "websocket": sockets})  # type: ignore[no-untyped-call]
+application = ProtocolTypeRouter({"http": with_slices(pages), "websocket": sockets})  # type: ignore[no-untyped-call]

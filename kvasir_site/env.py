@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from urllib.parse import urlsplit
 
 from kvasir.errors import ConfigError
 
@@ -71,3 +72,12 @@ def env_float(name: str, default: float, low: float, high: float, environ: Mappi
     if not low <= number <= high:  # a NaN is in no range
         raise ConfigError(f"{name}={value!r} is not a number from {low:g} to {high:g}")
     return number
+
+
+def env_http_url(name: str, environ: Mapping[str, str] = os.environ) -> str:
+    """An http:// or https:// address, or "" when unset. Raises ConfigError for anything else."""
+    value = environ.get(name, "")
+    parts = urlsplit(value)
+    if value and (parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.fragment):
+        raise ConfigError(f"{name} is not an address like https://host/model.gguf (without user name and fragment)")
+    return value

@@ -7,7 +7,7 @@ import secrets
 from pathlib import Path
 
 from kvasir_site.database_url import database_from_url
-from kvasir_site.env import env_bool, env_float, env_int, env_list, env_secret
+from kvasir_site.env import env_bool, env_float, env_http_url, env_int, env_list, env_secret
 from kvasir_site.service_env import service_settings
 
 BASE_DIR = Path(__file__).resolve().parent.parent
@@ -71,3 +71,10 @@ KVASIR_METRICS_OPEN = env_bool("KVASIR_METRICS_OPEN", False)
 
 DEMO_MODEL = BASE_DIR / "models" / "kvasir-demo-moe.q4_k_m.gguf"
 KVASIR_SERVICE = service_settings(DEMO_MODEL)  # what a backbone process serves
+
+# Slices over HTTP (docs/slices.md): what one node and all together may download at once, what one may take a second
+# (0: no limit), and where else the model's file can be had in byte ranges.
+KVASIR_SLICE_DOWNLOADS = env_int("KVASIR_SLICE_DOWNLOADS", 4, 1, 64)
+KVASIR_SLICE_DOWNLOADS_ALL = env_int("KVASIR_SLICE_DOWNLOADS_ALL", 64, 1, 64)
+KVASIR_SLICE_BYTES_PER_S = env_int("KVASIR_SLICE_BYTES_PER_S", 0, 0, 1 << 40)
+KVASIR_ORIGIN_URL = env_http_url("KVASIR_ORIGIN_URL")

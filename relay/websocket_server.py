@@ -22,6 +22,7 @@ from twisted.internet import defer, reactor
 from kvasir.edge_keepalive import KeepAliveAction
 from kvasir.signs_of_life import LOOK_EVERY_S, SignsOfLife
 from relay.frame_reader import FrameReader
+from relay.http_responses import BoundedResponses
 from relay.receive_queue import ReceiveQueue
 from relay.write_gate import WriteGate
 
@@ -105,7 +106,7 @@ class RelayProtocol(WebSocketProtocol):  # type: ignore[misc]
                 pass
 
 
-class RelayServer(Server):  # type: ignore[misc]
+class RelayServer(BoundedResponses, Server):  # type: ignore[misc]
     """Daphne's server with `RelayProtocol`. `on_stop` runs before the applications are cancelled."""
 
     def __init__(self, *args: Any, on_stop: Callable[[], Awaitable[None]], **options: Any) -> None:

@@ -1,0 +1,39 @@
+"""The slice server of this process, made from Django's settings. `kvasir_site.asgi` mounts it in front of the pages.
+
+Importing it opens nothing: the model is opened at the first question.
+"""
+
+from __future__ import annotations
+
+import time
+
+from django.conf import settings
+
+from market import tokens
+from relay.slice_digests import DigestBook
+from relay.slice_limits import DownloadBook, SliceLimits
+from relay.slice_planning import SliceShelf
+from relay.slice_server import Application, SliceParts, SliceServer
+from relay.sql_thread import SqlThread
+
+
+def with_slices(pages: Application) -> SliceServer:
+    """These pages, and /api/slices and /api/manifests before them."""
+    sql = SqlThread()
+
+    async def check_token(text: str) -> tokens.TokenHolder:
+        return await sql.call(tokens.check, text, tokens.TokenScope.WORKER)
+
+    limits = SliceLimits(
+        downloads_per_node=settings.KVASIR_SLICE_DOWNLOADS,
+        downloads=settings.KVASIR_SLICE_DOWNLOADS_ALL,
+        bytes_per_s=settings.KVASIR_SLICE_BYTES_PER_S,
+    )
+    parts = SliceParts(
+        shelf=SliceShelf(settings.KVASIR_SERVICE.model),
+        digests=DigestBook(settings.RUN_DIR / "manifests"),
+        book=DownloadBook(limits, time.monotonic),
+        check_token=check_token,
+        origin_url=settings.KVASIR_ORIGIN_URL,
+    )
+    return SliceServer(pages, parts)
