@@ -105,8 +105,11 @@ class RelayLink:
         except WireError as error:
             self.owner.bytes_refused(error)
             return
-        self._has_ended = self._has_ended or (isinstance(frame, Fault) and frame.request == 0)
-        self.owner.frame_received(frame)
+        if isinstance(frame, Fault) and frame.request == 0:  # of the other side or of the relay
+            self._has_ended = True
+            self._close(f"the edge ended ({frame.code.name}): {frame.message}")
+        else:
+            self.owner.frame_received(frame)
 
     def sent(self, n_bytes: int) -> None:
         """Count bytes that have left."""

@@ -49,7 +49,7 @@ class RefuseCode(IntEnum):
 
 
 class FaultCode(IntEnum):
-    """Why a dispatch was not computed. PROTOCOL has request number 0 and ends the edge."""
+    """Why a dispatch was not computed. PROTOCOL and GONE have request number 0 and end the edge."""
 
     PROTOCOL = 1
     UNKNOWN_LAYER = 2
@@ -57,6 +57,8 @@ class FaultCode(IntEnum):
     BAD_ROWS = 4
     TOO_LARGE = 5
     INTERNAL = 6
+    BUSY = 7
+    GONE = 8
 
 
 @dataclass(frozen=True, slots=True)

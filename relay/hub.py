@@ -94,12 +94,12 @@ class Hub:
         """Forget a station whose socket is gone; its edges end now."""
         self._stations.discard(station)
         for edge in tuple(station.edges.values()):
-            self.end_edge(edge, f"{station.hello.role.name.lower()} gone: {mood}", FaultCode.INTERNAL)
+            self.end_edge(edge, f"{station.hello.role.name.lower()} gone: {mood}", FaultCode.GONE)
 
     def dismiss(self, station: Station, refusal: Refuse) -> None:
         """Close a station's socket for this reason."""
         for edge in tuple(station.edges.values()):
-            self.end_edge(edge, refusal.message, FaultCode.INTERNAL)
+            self.end_edge(edge, refusal.message, FaultCode.GONE)
         station.tell(RELAY_EDGE, refusal)
         station.close(POLICY_VIOLATION, refusal.message)
 
@@ -196,17 +196,17 @@ class Hub:
         if passage is Passage.BUSY:
             ledger, limit = edge.ledger, self.limits.credit_bytes
             reason = f"{ledger.used_bytes} bytes are under way on this edge, {limit} may be"
-            edge.backbone.tell(edge.number, Fault(facts.request, FaultCode.TOO_LARGE, reason))
+            edge.backbone.tell(edge.number, Fault(facts.request, FaultCode.BUSY, reason))
             return
         edge.worker.outbox.put(_piece(message, start, stop))
         if passage is Passage.LAST:
-            self.end_edge(edge, "ended by the backbone", FaultCode.INTERNAL, told=edge.worker)
+            self.end_edge(edge, "ended by the backbone", FaultCode.GONE, told=edge.worker)
 
     def _to_backbone(self, edge: Edge, message: bytes, start: int, stop: int) -> None:
         passage = edge.ledger.from_worker(read_facts(message, start, stop))
         edge.backbone.outbox.put(_piece(message, start, stop))
         if passage is Passage.LAST:
-            self.end_edge(edge, "ended by the worker", FaultCode.INTERNAL, told=edge.backbone)
+            self.end_edge(edge, "ended by the worker", FaultCode.GONE, told=edge.backbone)
 
     def _break(self, edge: Edge, breaker: Station, reason: str) -> None:
         self.end_edge(edge, reason, FaultCode.PROTOCOL)

@@ -148,6 +148,8 @@ GOLDEN: list[tuple[str, str, Fields]] = [
     ),
     ("fault", "FAULT", {"request": 12, "code": 3, "message": "local id 9 does not exist, there are 8"}),
     ("fault_of_the_edge", "FAULT", {"request": 0, "code": 1, "message": ""}),
+    ("fault_busy", "FAULT", {"request": 13, "code": 7, "message": "16777216 bytes are under way"}),
+    ("fault_gone", "FAULT", {"request": 0, "code": 8, "message": "worker gone"}),
     ("pause", "PAUSE", {"milliseconds": 1500}),
     ("goaway", "GOAWAY", {"reason": "the worker got SIGTERM"}),
     ("ping", "PING", {"number": 1}),
