@@ -8,6 +8,7 @@ here waits for ever.
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import socket
 import threading
@@ -65,7 +66,7 @@ class BackboneProcess:
 
     def __init__(self, settings: ServiceSettings, redis_url: str, on_sick: Callable[[], None]) -> None:
         """Opens the model and dials the workers. `on_sick` is called when the engine is dead: the process must end."""
-        self.id = f"{socket.gethostname()}-{secrets.token_hex(6)}"
+        self.id = f"{socket.gethostname()}-{secrets.token_hex(4)}-{os.getpid()}"
         self._settings = settings
         self._stack = ExitStack()
         self._redis = self._stack.enter_context(redis_connection(redis_url))

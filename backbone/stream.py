@@ -81,7 +81,7 @@ async def enqueue(request: GenerationRequest, streams: StreamSettings | None = N
         n_waiting = int(await redis_client(streams.redis_url).llen(QUEUE))
         if n_waiting >= streams.queue_limit:
             raise QueueFull(n_waiting, streams.queue_limit)
-        send = asyncio.to_thread(_send, streams, text)
+        send = asyncio.to_thread(_send, streams, request.request_id, text)
         await asyncio.wait_for(send, ENQUEUE_DEADLINE_S)
     except (RedisError, KombuError, OSError) as error:  # a TimeoutError is an OSError
         raise RedisLost(f"the request could not be queued: {type(error).__name__}: {error}") from error
@@ -158,5 +158,7 @@ def _sender(redis_url: str) -> Celery:
     return sender
 
 
-def _send(streams: StreamSettings, text: str) -> None:
-    _sender(streams.redis_url).send_task(TASK, args=(text,), queue=QUEUE, expires=streams.queue_wait_s)
+def _send(streams: StreamSettings, request_id: str, text: str) -> None:
+    sender = _sender(streams.redis_url)
+    # argsrepr is what logs and monitors show: never the prompt.
+    sender.send_task(TASK, args=(text,), queue=QUEUE, expires=streams.queue_wait_s, argsrepr=f"({request_id})")

@@ -19,7 +19,7 @@ from celery.signals import worker_init, worker_shutdown, worker_shutting_down
 from django.conf import settings
 
 from backbone.stream_keys import QUEUE, TASK
-from kvasir.errors import KvasirError
+from kvasir.errors import ConfigError, KvasirError
 
 if TYPE_CHECKING:
     from backbone.backbone_process import BackboneProcess
@@ -35,10 +35,14 @@ def load(sender: Any, **_: Any) -> None:
     global _process  # noqa: PLW0603  # one engine a process, as long as the process
     if QUEUE not in sender.app.amqp.queues.consume_from:
         return
-    from backbone.backbone_process import BackboneProcess  # here, so that other workers need no torch
-
     logging.basicConfig(level=logging.INFO)  # Celery sets its own up only after this signal
     try:
+        if not settings.KVASIR_SERVICE.model.is_file():
+            raise ConfigError(
+                f"the model {settings.KVASIR_SERVICE.model} does not exist: set KVASIR_MODEL to a GGUF file"
+            )
+        from backbone.backbone_process import BackboneProcess  # here, so that other workers need no torch
+
         _process = BackboneProcess(settings.KVASIR_SERVICE, settings.CELERY_BROKER_URL, _end_process)
         _process.start()
     except (KvasirError, OSError) as error:

@@ -17,9 +17,10 @@ from typing import Any, TypeVar
 from backbone import stream
 from backbone.events import Event, Token
 from backbone.payloads import GenerationRequest, RequestKind
-from backbone.service_settings import ServiceSettings, celery_command
+from backbone.service_settings import celery_command
 from backbone.stream import StreamSettings
 from backbone.stream_keys import BACKBONES, lease_key
+from kvasir_site.service_env import service_settings
 from tests.oracles.tiny_gguf import TinyModel, write_tiny
 from tests.oracles.tiny_layout import TinyShape
 from tests.swarm.redis_fixture import RedisServer
@@ -56,39 +57,48 @@ class Backbone:
 
 
 @contextmanager
-def backbone(redis: RedisServer, model: Path, log_dir: Path, **environ: str) -> Iterator[Backbone]:
-    """A process that has taken its lease. Killed in the end, if it still runs."""
-    before = alive(redis)
-    name = f"b{uuid.uuid4().hex[:8]}"
-    log = log_dir / f"{name}.log"
-    asked = {"KVASIR_SLOTS": "4", "KVASIR_MAX_WAITING": "8", "KVASIR_THREADS": "1", "KVASIR_CTX": "8192"} | environ
-    asked |= {"KVASIR_MODEL": str(model), "REDIS_URL": redis.url, "PYTHONUNBUFFERED": "1"}
-    n_tasks = int(asked["KVASIR_SLOTS"]) + int(asked["KVASIR_MAX_WAITING"])
-    command = celery_command(ServiceSettings(model, MODEL, n_slot=n_tasks, max_waiting=0), name)
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            command, cwd=ROOT, env=os.environ | asked, stdin=subprocess.DEVNULL, stdout=out, stderr=out
-        )
-    started = Backbone(process, log)
+def backbones(
+    redis: RedisServer, model: Path, log_dir: Path, *, n_processes: int = 1, **environ: str
+) -> Iterator[list[Backbone]]:
+    """Processes that have taken their leases. Killed in the end, if they still run."""
+    started = [_start(redis, model, log_dir, environ) for _ in range(n_processes)]
     try:
-        started.id = _wait_lease(redis, started, before)
+        for one in started:
+            one.id = _wait_lease(redis, one)
         yield started
     finally:
-        if process.poll() is None:
-            started.kill()
+        for one in started:
+            if one.process.poll() is None:
+                one.kill()
 
 
-def alive(redis: RedisServer) -> set[str]:
+def _start(redis: RedisServer, model: Path, log_dir: Path, environ: dict[str, str]) -> Backbone:
+    name = f"b{uuid.uuid4().hex[:8]}"
+    asked = {"KVASIR_SLOTS": "4", "KVASIR_MAX_WAITING": "8", "KVASIR_THREADS": "1", "KVASIR_CTX": "8192"} | environ
+    asked |= {"KVASIR_MODEL": str(model), "REDIS_URL": redis.url, "PYTHONUNBUFFERED": "1"}
+    settings = service_settings(model, asked)
+    log = log_dir / f"{name}.log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            celery_command(settings, name),
+            cwd=ROOT, env=os.environ | asked, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+        )  # fmt: skip
+    return Backbone(process, log)
+
+
+def alive(redis: RedisServer) -> list[str]:
     with redis.client() as client:
         members: Any = client.smembers(BACKBONES)
-        return {member for member in members if client.exists(lease_key(member))}
+        return [member for member in members if client.exists(lease_key(member))]
 
 
-def _wait_lease(redis: RedisServer, started: Backbone, before: set[str]) -> str:
+def _wait_lease(redis: RedisServer, started: Backbone) -> str:
+    """The process's id; ids end with the number of their process."""
     until = time.monotonic() + START_DEADLINE_S
     while time.monotonic() < until and started.process.poll() is None:
-        if new := alive(redis) - before:
-            return new.pop()
+        for backbone_id in alive(redis):
+            if backbone_id.endswith(f"-{started.process.pid}"):
+                return backbone_id
         time.sleep(0.05)
     raise AssertionError(f"the backbone did not come up: {started.log.read_text()[-3000:]}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import uuid
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,14 +20,14 @@ from backbone.engine.transport import NoWorkers
 from backbone.events import Done, End, Event, Failed, Queued, Started, Token
 from backbone.management.generation import generate
 from backbone.payloads import GenerationRequest, RequestKind
-from backbone.stream_keys import QUEUE
 from kvasir.worker.holdings import open_holdings
 from tests.swarm.backbone_service import (
     MODEL,
     SHAPE,
     Backbone,
     Client,
-    backbone,
+    alive,
+    backbones,
     completion,
     endless,
     has_tokens,
@@ -62,7 +63,7 @@ def served(model: Path, folder: Path) -> Iterator[Client]:
     with (
         running_redis(folder) as redis,
         serving([open_holdings(path, "auto", 1) for path in slices]) as workers,
-        backbone(redis, model, folder, KVASIR_WORKERS=",".join(workers)),
+        backbones(redis, model, folder, KVASIR_WORKERS=",".join(workers)),
     ):
         yield Client(redis)
 
@@ -145,8 +146,6 @@ def test_choices_and_logprobs_travel(served: Client) -> None:
 def test_what_cannot_be_served_is_refused_by_name(
     served: Client, changes: dict[str, Any], status: int, code: str, words: str
 ) -> None:
-    import re
-
     refused = failure(run(lambda: served.ask(replace(completion(), **changes))))
     assert (refused.status, refused.code) == (status, code)
     assert re.search(words, refused.message)
@@ -177,8 +176,17 @@ def test_the_directory_and_the_counters_are_kept(served: Client) -> None:
     assert counters["slots"] == 4 and counters["workers"] == 2
 
 
-def test_cancelling_frees_the_slot_for_the_next(redis: RedisServer, model: Path, folder: Path) -> None:
-    client = Client(redis)
+def test_a_deadline_ends_a_generation(served: Client) -> None:
+    events = run(lambda: served.ask(replace(endless(), deadline_s=0.3)))
+    assert (failure(events).status, failure(events).code) == (504, "deadline_exceeded")
+
+
+def test_cancelling_frees_the_slot_and_works_on_the_queue_too(redis: RedisServer, model: Path, tmp_path: Path) -> None:
+    client, early = Client(redis), endless()
+
+    async def before() -> None:
+        await client.send(early)
+        await stream.cancel(early.request_id, client.settings)
 
     async def work() -> tuple[list[Event], list[Event]]:
         first = await client.send(endless())
@@ -189,96 +197,74 @@ def test_cancelling_frees_the_slot_for_the_next(redis: RedisServer, model: Path,
         await stream.cancel(first, client.settings)
         return await client.events(first), await client.events(second)
 
-    with backbone(redis, model, folder, KVASIR_SLOTS="1"):
+    run(before)
+    with backbones(redis, model, tmp_path, KVASIR_SLOTS="1"):
+        never_started = run(lambda: client.events(early.request_id))
         first, second = run(work)
+    assert len(never_started) == 1 and failure(never_started).code == "cancelled"
     assert failure(first).code == "cancelled"
     assert isinstance(second[1], Started) and isinstance(second[-1], Done)
 
 
-def test_a_request_cancelled_on_the_queue_is_never_started(redis: RedisServer, model: Path, folder: Path) -> None:
-    client = Client(redis)
-    request = endless()
-    run(lambda: client.send(request))
-    run(lambda: stream.cancel(request.request_id, client.settings))
-    with backbone(redis, model, folder):
-        events = run(lambda: client.events(request.request_id))
-    assert failure(events).code == "cancelled" and len(events) == 1
-
-
-def test_a_deadline_ends_a_generation(redis: RedisServer, model: Path, folder: Path) -> None:
-    with backbone(redis, model, folder):
-        events = run(lambda: Client(redis).ask(replace(endless(), deadline_s=0.3)))
-    assert (failure(events).status, failure(events).code) == (504, "deadline_exceeded")
-
-
-def test_a_killed_backbone_is_a_typed_error_and_no_second_generation(
-    redis: RedisServer, model: Path, folder: Path
+def test_two_backbones_share_a_queue_and_one_is_killed(
+    redis: RedisServer, model: Path, tmp_path: Path, loaded: LoadedModel
 ) -> None:
-    client, request = Client(redis), endless()
+    """The killed one's reader gets a typed error, and the survivor refuses to generate the same request again."""
+    client, lost = Client(redis), endless()
+    requests = [completion(f"hello {n}", seed=n, max_tokens=40) for n in range(8)]
 
-    async def until_killed(victim: Backbone) -> list[Event]:
-        request_id = await client.send(request)
+    async def share() -> list[list[Event]]:
+        return await asyncio.gather(*(client.ask(request) for request in requests))
+
+    async def until_killed(both: list[Backbone]) -> list[Event]:
+        request_id = await client.send(lost)
         found: list[Event] = []
         async for entry in stream.read(request_id, streams=client.settings):
             found.append(entry.event)
-            if len(found) == 5:
-                victim.kill()
+            if len(found) == 5 and isinstance(found[0], Started):
+                next(one for one in both if one.id == found[0].backbone).kill()
         return found
 
-    with backbone(redis, model, folder) as victim:
-        events = run(lambda: until_killed(victim))
+    async def redeliver() -> list[Event]:
+        request_id = await client.send(lost)  # as the queue would, with the same id
+        assert isinstance((await client.ask(completion(max_tokens=2)))[-1], Done)  # it came later: that one is handled
+        return await client.events(request_id)
+
+    sizes = {"KVASIR_SLOTS": "2", "KVASIR_MAX_WAITING": "0"}
+    with backbones(redis, model, tmp_path, n_processes=2, **sizes) as both:
+        answers = run(share)
+        events = run(lambda: until_killed(both))
+        again = run(redeliver)
+    assert [text_of(answer) for answer in answers] == [alone(loaded, request) for request in requests]
+    served_by = {event.backbone for answer in answers for event in answer if isinstance(event, Started)}
+    assert served_by == {one.id for one in both}
     assert (failure(events).status, failure(events).code) == (502, "backbone_lost")
-    assert len(events) >= 6
-
-    async def redelivered() -> list[Event]:
-        again = await client.events(await client.send(request))  # as the queue would, for the same id
-        other = await client.ask(completion(max_tokens=2))  # the queue is in order: the first has been handled
-        assert isinstance(other[-1], Done)
-        return again
-
-    with backbone(redis, model, folder):
-        again = run(redelivered)
     assert failure(again).code == "backbone_lost"
     assert [event for event in again if isinstance(event, Token)] == [e for e in events if isinstance(e, Token)]
 
 
-def test_two_backbones_share_one_queue(redis: RedisServer, model: Path, folder: Path, loaded: LoadedModel) -> None:
+def test_redis_killed_in_mid_generation(redis: RedisServer, model: Path, tmp_path: Path, loaded: LoadedModel) -> None:
     client = Client(redis)
-    requests = [completion(f"hello {n}", seed=n, max_tokens=40) for n in range(8)]
 
-    async def work() -> list[list[Event]]:
-        return await asyncio.gather(*(client.ask(request) for request in requests))
+    async def until_killed() -> list[Event]:
+        request_id = await client.send(endless())
+        found: list[Event] = []
+        async for entry in stream.read(request_id, streams=client.settings):
+            found.append(entry.event)
+            if len(found) == 5:
+                redis.kill()
+        return found
 
-    sizes = {"KVASIR_SLOTS": "2", "KVASIR_MAX_WAITING": "0"}
-    with backbone(redis, model, folder, **sizes) as one, backbone(redis, model, folder, **sizes) as other:
-        answers = run(work)
-    assert [text_of(events) for events in answers] == [alone(loaded, request) for request in requests]
-    served_by = {event.backbone for events in answers for event in events if isinstance(event, Started)}
-    assert served_by == {one.id, other.id}
-
-
-def test_redis_killed_in_mid_generation(model: Path, tmp_path: Path, loaded: LoadedModel) -> None:
-    with running_redis(tmp_path) as redis, backbone(redis, model, tmp_path):
-        client = Client(redis)
-
-        async def until_killed() -> list[Event]:
-            request_id = await client.send(endless())
-            found: list[Event] = []
-            async for entry in stream.read(request_id, streams=client.settings):
-                found.append(entry.event)
-                if len(found) == 5:
-                    redis.kill()
-            return found
-
+    with backbones(redis, model, tmp_path):
         assert failure(run(until_killed)).code == "redis_lost"
         redis.start()
         request = completion()
         events = run(lambda: client.ask(request))  # the backbone has come back by itself
-        assert text_of(events) == alone(loaded, request)
+    assert text_of(events) == alone(loaded, request)
 
 
 def test_a_backbone_that_is_asked_to_leave_finishes_first(
-    redis: RedisServer, model: Path, folder: Path, loaded: LoadedModel
+    redis: RedisServer, model: Path, tmp_path: Path, loaded: LoadedModel
 ) -> None:
     client, request = Client(redis), completion(max_tokens=60)
 
@@ -289,33 +275,16 @@ def test_a_backbone_that_is_asked_to_leave_finishes_first(
         assert status == 0, leaving.log.read_text()[-2000:]
         return await client.events(request_id)
 
-    with backbone(redis, model, folder) as leaving:
+    with backbones(redis, model, tmp_path, KVASIR_STOP_S="30") as (leaving,):
         events = run(lambda: work(leaving))
     assert text_of(events) == alone(loaded, request)
+    assert alive(redis) == []
 
 
-def test_a_backbone_that_is_asked_to_leave_ends_what_takes_too_long(
-    redis: RedisServer, model: Path, folder: Path
-) -> None:
-    client = Client(redis)
-
-    async def work(leaving: Backbone) -> list[Event]:
-        request_id = await client.send(endless())
-        await client.events(request_id, until=has_tokens(1))
-        assert await asyncio.to_thread(leaving.stop) == 0
-        return await client.events(request_id)
-
-    with backbone(redis, model, folder, KVASIR_STOP_S="0.2") as leaving:
-        events = run(lambda: work(leaving))
-    assert failure(events).code == "backbone_stopping"
-    with redis.client() as plain:
-        assert plain.llen(QUEUE) == 0
-
-
-def test_a_model_that_cannot_be_opened_stops_the_start(redis: RedisServer, folder: Path) -> None:
-    missing = folder / "missing.gguf"
+def test_a_model_that_cannot_be_opened_stops_the_start(redis: RedisServer, tmp_path: Path) -> None:
+    missing = tmp_path / "missing.gguf"
     with (
-        pytest.raises(AssertionError, match=r"the backbone cannot start: .*missing\.gguf"),
-        backbone(redis, missing, folder),
+        pytest.raises(AssertionError, match=r"the backbone cannot start: .*missing\.gguf does not exist"),
+        backbones(redis, missing, tmp_path),
     ):
         pass
