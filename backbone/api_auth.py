@@ -114,7 +114,7 @@ def check_length(request: HttpRequest, limit: int) -> None:
         return
     length = request.headers.get("Content-Length", "")
     if not length.isdecimal():
-        raise ApiError(411, "length_required", "the request must have a Content-Length")
+        raise ApiError(411, "length_required", "the request must have a body and its Content-Length")
     if int(length) > limit:
         raise ApiError(413, "request_too_large", f"the body has {length} bytes; at most {limit} are allowed")
 

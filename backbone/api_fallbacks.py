@@ -12,13 +12,13 @@ from backbone.api_errors import ApiError
 API_PATH = "/v1/"
 
 
-def bad_request(request: HttpRequest, _exception: Exception) -> HttpResponse:
+def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:  # noqa: ARG001 - Django passes it by name
     """A host that is not allowed, or a request that Django does not take."""
     message = "this request is refused; if the host name is right, KVASIR_ALLOWED_HOSTS must have it"
     return _answer(request, ApiError(400, "bad_request", message))
 
 
-def not_found(request: HttpRequest, _exception: Exception) -> HttpResponse:
+def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:  # noqa: ARG001 - Django passes it by name
     """A path that nobody serves."""
     return _answer(request, ApiError(404, "unknown_url", "there is nothing at this address"))
 

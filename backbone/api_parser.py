@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, NoReturn
 
 from django.http import HttpRequest
@@ -10,14 +11,18 @@ from ninja.parser import Parser
 
 from backbone.api_errors import ApiError
 
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
 
 class StrictParser(Parser):
-    """No NaN, no infinity, no name twice."""
+    """No NaN, no infinity, no name twice, no half of a surrogate pair."""
 
     def parse_body(self, request: HttpRequest) -> dict[str, Any]:
         """The body's JSON, of whatever type. Raises ApiError."""
         try:
             body: dict[str, Any] = json.loads(request.body, parse_constant=_refuse, object_pairs_hook=_unique)
+            if _SURROGATE.search(request.body):
+                json.dumps(body, ensure_ascii=False).encode()
         except (ValueError, RecursionError) as error:
             raise ApiError(400, "invalid_json", f"the body is no JSON: {str(error)[:200]}") from error
         return body

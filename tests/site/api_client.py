@@ -112,8 +112,15 @@ async def _whole(response: Any) -> Reply:
 
 
 @contextmanager
-def site_at(path: Path) -> Iterator[Site]:
-    """A site with its own database, until the end."""
-    with database_at(path), override_settings(ALLOWED_HOSTS=["testserver"]):
-        api_auth.MEMORY.clear()
-        yield Site(issue([KeyScope.GENERATE], "test").text)
+def keys_at(path: Path) -> Iterator[str]:
+    """A database with one key that may generate, until the end; yields the key."""
+    with database_at(path):
+        yield issue([KeyScope.GENERATE], "test").text
+
+
+@contextmanager
+def site_with(key: str) -> Iterator[Site]:
+    """The API with nothing remembered, until the end."""
+    api_auth.MEMORY.clear()
+    with override_settings(ALLOWED_HOSTS=["testserver"]):
+        yield Site(key)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.site.api_client import Site, site_at
+from tests.site.api_client import Site, keys_at, site_with
+
+
+@pytest.fixture(scope="module")
+def api_key(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with keys_at(tmp_path_factory.mktemp("site") / "site.sqlite3") as key:
+        yield key
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    with site_at(tmp_path / "site.sqlite3") as site:
+def site(api_key: str) -> Iterator[Site]:
+    with site_with(api_key) as site:
         yield site
