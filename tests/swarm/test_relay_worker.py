@@ -97,7 +97,8 @@ class Backbone:
         return self._world.held.layers[layer].compute(rows, pair_rows, pair_ids)
 
     async def ask(self, edge: RelayEdge, seed: int, n_rows: int, reply: ReplyType = ReplyType.F32) -> FloatRows:
-        return await edge.dispatch(*self.work(seed, n_rows), PATIENCE_S, reply=reply)
+        layer, rows, row_format, pair_rows, pair_ids = self.work(seed, n_rows)
+        return await edge.dispatch(layer, rows, row_format, pair_rows, pair_ids, PATIENCE_S, reply=reply)
 
     async def check(self, edge: RelayEdge, seed: int, n_rows: int) -> None:
         assert (await self.ask(edge, seed, n_rows)).tobytes() == self.expected(seed, n_rows).tobytes()
