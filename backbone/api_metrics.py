@@ -17,6 +17,10 @@ from backbone.api_usage import SOURCES, UsageTally
 
 _LATENCIES_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
+# Names of the backbones' report (`backbone_process`). What is not a counter is a gauge.
+_COUNTERS = frozenset({"steps", "tokens", "completed", "failed"})
+_BY_SOURCE = {f"row_experts_{source}": source for source in SOURCES}
+
 
 class ApiMetrics:
     """The web process's counters, in a registry of their own."""
@@ -91,17 +95,26 @@ class BackboneStats(Collector):
         """The metrics, each with one sample for every backbone that reports it."""
         yield GaugeMetricFamily("kvasir_queue_length", "Requests that no backbone has taken", self._queue_length)
         yield GaugeMetricFamily("kvasir_backbones", "Backbones whose lease stands", len(self._stats))
-        for name in sorted({name for fields in self._stats.values() for name in fields}):
+        names = {name for fields in self._stats.values() for name in fields}
+        for name in sorted(names - _BY_SOURCE.keys()):
             yield self._family(name)
+        yield self._by_source()
 
     def _family(self, name: str) -> Metric:
-        is_total = name.endswith("_total")
-        kind = CounterMetricFamily if is_total else GaugeMetricFamily
-        shown = f"kvasir_backbone_{name.removesuffix('_total')}"
-        family = kind(shown, f"The backbone's {name.replace('_', ' ')}", labels=["backbone"])
+        kind = CounterMetricFamily if name in _COUNTERS else GaugeMetricFamily
+        family = kind(f"kvasir_backbone_{name}", f"The backbone's {name.replace('_', ' ')}", labels=["backbone"])
         for backbone_id, fields in self._stats.items():
             if name in fields:
                 family.add_metric([backbone_id], fields[name])
+        return family
+
+    def _by_source(self) -> Metric:
+        words = "Row-experts by who computed them"
+        family = CounterMetricFamily("kvasir_backbone_row_experts", words, labels=["backbone", "source"])
+        for backbone_id, fields in self._stats.items():
+            for name, source in _BY_SOURCE.items():
+                if name in fields:
+                    family.add_metric([backbone_id, source], fields[name])
         return family
 
 

@@ -69,7 +69,7 @@ Prompt = Annotated[
 class StreamOptions(StrictModel):
     """With `stream` only."""
 
-    include_usage: bool | None = Field(None, description="A last chunk with `usage` and no choices.")
+    include_usage: bool | None = Field(default=None, description="A last chunk with `usage` and no choices.")
     include_obfuscation: Literal[False] | None = None
 
 
@@ -77,27 +77,27 @@ class GenerationBody(StrictModel):
     """What both kinds of requests have."""
 
     model: str = Field(min_length=1, max_length=200, description="A name from /v1/models.")
-    temperature: float | None = Field(None, ge=0, le=2, description="0 takes the likeliest token. Default 1.")
-    top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=0, le=1 << 31, description="0: off, the default.")
-    min_p: float | None = Field(None, ge=0, le=1)
-    presence_penalty: float | None = Field(None, ge=-2, le=2)
-    frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    repetition_penalty: float | None = Field(None, gt=0, le=10, description="1: off, the default.")
+    temperature: float | None = Field(default=None, ge=0, le=2, description="0 takes the likeliest token. Default 1.")
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=0, le=1 << 31, description="0: off, the default.")
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(default=None, gt=0, le=10, description="1: off, the default.")
     seed: int | None = Field(
-        None, ge=0, le=MAX_SEED, description="With it the same request gives the same text, whatever else runs."
+        default=None, ge=0, le=MAX_SEED, description="With it the same request gives the same text, whatever else runs."
     )
     stop: (
         Annotated[Annotated[StopText, Tag("<one>")] | Annotated[StopTexts, Tag("<many>")], Discriminator(_one_or_many)]
         | None
     ) = None
     logit_bias: Annotated[dict[BiasedToken, Bias], Field(max_length=MAX_BIASED_TOKENS)] | None = None
-    n: int | None = Field(None, ge=1, le=8, description="Answers to each prompt. Default 1.")
+    n: int | None = Field(default=None, ge=1, le=8, description="Answers to each prompt. Default 1.")
     max_tokens: MaxTokens | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: str | None = Field(None, description="Accepted and not used.")
-    metadata: dict[str, str] | None = Field(None, description="Accepted and not used.")
+    user: str | None = Field(default=None, description="Accepted and not used.")
+    metadata: dict[str, str] | None = Field(default=None, description="Accepted and not used.")
     service_tier: Literal["auto", "default"] | None = None
     store: Literal[False] | None = None
 
@@ -106,7 +106,9 @@ class CompletionBody(GenerationBody):
     """POST /v1/completions."""
 
     prompt: Prompt = Field(description="A text, texts, a list of token ids, or lists of them.")
-    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="Log-probabilities of so many tokens.")
+    logprobs: int | None = Field(
+        default=None, ge=0, le=MAX_LOGPROBS, description="Log-probabilities of so many tokens."
+    )
     echo: Literal[False] | None = None
     best_of: Literal[1] | None = None
     suffix: None = None
@@ -127,7 +129,7 @@ class Message(StrictModel):
         Annotated[str, Tag("<one>")] | Annotated[list[TextPart], Field(min_length=1), Tag("<many>")],
         Discriminator(_one_or_many),
     ]
-    name: str | None = Field(None, max_length=200)
+    name: str | None = Field(default=None, max_length=200)
     refusal: None = None
     audio: None = None
     annotations: Nothing | None = None
@@ -146,9 +148,9 @@ class ChatBody(GenerationBody):
     """POST /v1/chat/completions."""
 
     messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
-    max_completion_tokens: MaxTokens | None = Field(None, description="The newer name of `max_tokens`.")
+    max_completion_tokens: MaxTokens | None = Field(default=None, description="The newer name of `max_tokens`.")
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="With `logprobs` only.")
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS, description="With `logprobs` only.")
     tools: Nothing | None = None
     tool_choice: Literal["none", "auto"] | None = None
     functions: Nothing | None = None

@@ -93,11 +93,12 @@ def test_paths_cannot_make_new_series(site: Site) -> None:
 
 
 def test_backbones_report_through_redis(site: Site) -> None:
-    site.swarm.counters = {"b1": {"tokens_total": 5, "running": 2}, "b2": {"tokens_total": 7}}
+    site.swarm.counters = {"b1": {"tokens": 5, "running": 2}, "b2": {"tokens": 7, "row_experts_hot": 3}}
     found = samples(site)
     assert found[("kvasir_backbone_tokens_total", (("backbone", "b1"),))] == 5
     assert found[("kvasir_backbone_tokens_total", (("backbone", "b2"),))] == 7
     assert found[("kvasir_backbone_running", (("backbone", "b1"),))] == 2
+    assert found[("kvasir_backbone_row_experts_total", (("backbone", "b2"), ("source", "hot")))] == 3
     assert found[("kvasir_backbones", ())] == 2
     assert found[("kvasir_queue_length", ())] == 0
 

@@ -58,7 +58,13 @@ def test_a_chat(site: Site) -> None:
 
 def test_choices_are_in_order_whoever_ends_first(site: Site) -> None:
     def mixed(request: GenerationRequest) -> list[Event]:
-        tokens = [Token(1, 5, "b"), Token(0, 4, "a"), End(1, "length", 1), Token(0, 6, "c"), End(0, "stop", 2)]
+        tokens: list[Event] = [
+            Token(1, 5, "b"),
+            Token(0, 4, "a"),
+            End(1, "length", 1),
+            Token(0, 6, "c"),
+            End(0, "stop", 2),
+        ]
         return [Started(1, "demo", "fp", "b1"), *tokens, answer(request)[-1]]
 
     site.swarm.script = mixed
@@ -127,7 +133,7 @@ def test_logprobs_of_a_chat(site: Site) -> None:
     first, second = choice["logprobs"]["content"]
     assert first["bytes"] == list("Hé0".encode())
     assert first["top_logprobs"] == [{"token": "Hé0", "logprob": -0.25, "bytes": list("Hé0".encode())}]
-    assert second["token"] == "bytes:\\xe2\\x80"
+    assert (second["token"], second["bytes"]) == ("bytes:\\xe2\\x80", [0xE2, 0x80])
     assert chat(site, logprobs=True)["choices"][0]["logprobs"]["content"][0]["top_logprobs"] == []
 
 
