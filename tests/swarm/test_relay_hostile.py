@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import pytest
 from django.utils import timezone
 
 from kvasir.relay_records import MAX_OPENING_BYTES, opening_message, record
 from kvasir.wire import encode, join
-from kvasir.wire_frames import FaultCode, Ping, Pong, RefuseCode, Role
+from kvasir.wire_frames import Fault, FaultCode, Ping, Pong, RefuseCode, Role
 from kvasir.wire_header import MAX_PAYLOAD_BYTES, Kind
 from market.models import NodeToken
 from market.tokens import TokenScope, issue, revoke
@@ -118,23 +118,6 @@ def test_tokens_that_do_not_count(relay: RelayProcess) -> None:
     assert code is RefuseCode.TOKEN
 
 
-def test_a_token_that_is_revoked_ends_its_sockets(relay: RelayProcess) -> None:
-    with database_at(relay.database):
-        token = issue(TokenScope.WORKER, "for now")
-
-    async def scenario() -> None:
-        async with worker_at(relay) as worker:
-            await worker.join(token=token.text)
-            with sqlite3.connect(relay.database, timeout=20) as database:
-                database.execute(
-                    "UPDATE market_nodetoken SET revoked = '2026-01-01 00:00' WHERE public_id = ?", [token.public_id]
-                )
-            refusal = await worker.refusal()
-            assert (refusal.code, "revoked at" in refusal.message) == (RefuseCode.TOKEN, True)
-
-    asyncio.run(scenario())
-
-
 @pytest.mark.parametrize(
     ("part", "code"), [("model_fingerprint", RefuseCode.MODEL), ("kernel_fingerprint", RefuseCode.KERNEL)]
 )
@@ -167,21 +150,49 @@ def test_a_worker_waits_for_its_backbone_and_is_told_when_another_one_comes(rela
     asyncio.run(scenario())
 
 
-def test_a_socket_without_a_hello_is_closed_within_its_deadline(relay: RelayProcess) -> None:
-    async def scenario() -> None:
-        async with worker_at(relay) as silent, worker_at(relay) as trickling:
-            head, rest = opening_message(trickling.hello())[:4], b"more"
+def test_sockets_that_are_only_silent_end_too(relay: RelayProcess) -> None:
+    """Four that the relay finds by its clock, all at once: the clocks are real, the seconds few."""
+    with database_at(relay.database):
+        token = issue(TokenScope.BACKBONE, "for now")
 
-            async def pieces() -> object:
-                yield head
-                while True:
-                    yield rest[:1]
+    async def silent() -> None:
+        async with worker_at(relay) as peer:
+            refusal = await peer.refusal()
+            assert (refusal.code, refusal.message) == (RefuseCode.DEADLINE, "no hello within 5 s")
+
+    async def trickling() -> None:
+        async with worker_at(relay) as peer:
+            opening = opening_message(peer.hello())
+
+            async def pieces() -> AsyncIterator[bytes]:
+                for byte in opening:
+                    yield bytes([byte])
                     await asyncio.sleep(0.2)
 
-            sending = asyncio.create_task(trickling.socket.send(pieces()))  # type: ignore[arg-type]
-            assert (await silent.refusal()).code is RefuseCode.DEADLINE
-            assert (await trickling.refusal()).code is RefuseCode.DEADLINE
+            sending = asyncio.create_task(peer.socket.send(pieces()))
+            assert (await peer.refusal()).code is RefuseCode.DEADLINE
             sending.cancel()
+
+    async def revoked() -> None:
+        async with backbone_at(relay) as peer:
+            await peer.join(token=token.text, model_fingerprint=OTHER)
+            with sqlite3.connect(relay.database, timeout=20) as database:
+                database.execute(
+                    "UPDATE market_nodetoken SET revoked = '2026-01-01 00:00' WHERE public_id = ?", [token.public_id]
+                )
+            refusal = await peer.refusal()
+            assert (refusal.code, "revoked at" in refusal.message) == (RefuseCode.TOKEN, True)
+
+    async def half_open() -> None:
+        async with backbone_at(relay) as backbone, worker_at(relay) as peer:
+            edge = await pair(relay, backbone, peer)
+            peer.socket.transport.pause_reading()  # pings reach the machine and nobody answers
+            number, farewell = await backbone.receive_frame()
+            assert (number, isinstance(farewell, Fault)) == (edge, True)
+            assert "no sign of life for" in str(farewell)
+
+    async def scenario() -> None:
+        await asyncio.gather(half_open(), silent(), trickling(), revoked())
 
     asyncio.run(scenario())
 
