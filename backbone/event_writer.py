@@ -1,4 +1,4 @@
-"""Events to Redis: one thread, one pipeline for everything that is there, which is at most one for each engine step.
+"""Events to Redis: one thread, one write for everything that is there, which is at most one for each engine step.
 
 The engine's thread and the tasks put events and never wait. Entry ids are consecutive numbers that this side chooses,
 so that a write which is tried again cannot double an event, and a reader sees it when one is missing.
@@ -11,10 +11,9 @@ import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from redis import Redis
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import RedisError
 
 from backbone.events import Event, Failed, event_to_json, is_last
 from backbone.stream_keys import EVENT_FIELD, KEEP_S, MAX_EVENTS, entry_id, stream_key
@@ -22,6 +21,19 @@ from backbone.stream_keys import EVENT_FIELD, KEEP_S, MAX_EVENTS, entry_id, stre
 logger = logging.getLogger(__name__)
 
 Events = list[tuple[str, Event]]
+# One command and one reply for all events of a step: packing and parsing one XADD each costs the process ten times as
+# much. An entry whose id is there already is one that an earlier try has written.
+_APPEND = f"""
+for i = 1, #KEYS do
+  local at = 3 * i - 1
+  local reply = redis.pcall('XADD', KEYS[i], 'MAXLEN', '~', ARGV[1], ARGV[at], '{EVENT_FIELD}', ARGV[at + 1])
+  if type(reply) == 'table' and reply.err and not string.find(reply.err, 'equal or smaller', 1, true) then
+    return reply
+  end
+  if ARGV[at + 2] ~= '0' then redis.call('EXPIRE', KEYS[i], ARGV[at + 2]) end
+end
+return #KEYS
+"""
 _RETRY_AFTER_S = (0.05, 0.2, 0.5)
 _MAX_MERGED = 2048
 _LOST = Failed(503, "redis_lost", "the message store could not take this request's tokens; send it again")
@@ -45,7 +57,7 @@ class EventWriter:
     """Writes the streams that were opened here. `on_lost` is told, on some thread, when tokens cannot be delivered."""
 
     def __init__(self, client: Redis, on_lost: Callable[[str], None], *, max_batches: int = 1024) -> None:
-        self._client = client
+        self._script = client.register_script(_APPEND)
         self._on_lost = on_lost
         self._queue: queue.Queue[Events | None] = queue.Queue(max_batches)
         self._streams: dict[str, OpenStream] = {}
@@ -122,9 +134,8 @@ class EventWriter:
 
     def _write(self, events: Events) -> None:
         entries = [entry for entry in map(self._numbered, events) if entry is not None]
-        for reply in self._executed(entries):
-            if isinstance(reply, ResponseError) and "equal or smaller" not in str(reply):
-                raise reply
+        if entries:
+            self._append(*_arguments(entries))
         for stream, _, event in entries:
             if is_last(event):
                 stream.finished.set()
@@ -141,26 +152,17 @@ class EventWriter:
         stream.n_written += 1
         return stream, stream.n_written, what
 
-    def _executed(self, entries: list[_Entry]) -> list[Any]:
-        """The replies; a write that may not have arrived is repeated, its ids make that harmless."""
+    def _append(self, stream_keys: list[str], arguments: list[str | int]) -> None:
+        """Run the script; a write that may not have arrived is repeated, its ids make that harmless."""
         for wait_s in _RETRY_AFTER_S:
             try:
-                return self._pipelined(entries)
+                self._script(stream_keys, arguments)
             except RedisError as error:
                 logger.warning("events were not written, trying again: %s", error)
                 self._stopping.wait(wait_s)
-        return self._pipelined(entries)
-
-    def _pipelined(self, entries: list[_Entry]) -> list[Any]:
-        commands = self._client.pipeline(transaction=False)
-        for stream, number, event in entries:
-            key = stream_key(stream.request_id)
-            fields: Any = {EVENT_FIELD: event_to_json(event)}
-            commands.xadd(key, fields, id=entry_id(number), maxlen=MAX_EVENTS)
-            if number == 1 or is_last(event):
-                commands.expire(key, KEEP_S if is_last(event) else stream.expires_s)
-        replies: list[Any] = commands.execute(raise_on_error=False)
-        return replies
+            else:
+                return
+        self._script(stream_keys, arguments)
 
     def _lose(self, events: Events, reason: str) -> None:
         for request_id, event in events:
@@ -170,3 +172,14 @@ class EventWriter:
                 if is_last(event):
                     stream.finished.set()
         self._on_lost(reason)
+
+
+def _arguments(entries: list[_Entry]) -> tuple[list[str], list[str | int]]:
+    """The script's keys, and after MAX_EVENTS three arguments for each: entry id, event, seconds to live or 0."""
+    stream_keys: list[str] = []
+    arguments: list[str | int] = [MAX_EVENTS]
+    for stream, number, event in entries:
+        expires_s = KEEP_S if is_last(event) else stream.expires_s if number == 1 else 0
+        stream_keys.append(stream_key(stream.request_id))
+        arguments += (entry_id(number), event_to_json(event), expires_s)
+    return stream_keys, arguments

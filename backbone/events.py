@@ -113,6 +113,7 @@ _KINDS: Mapping[str, type[Event]] = {
     "done": Done,
     "error": Failed,
 }
+_encode = json.JSONEncoder(separators=(",", ":")).encode  # json.dumps would make an encoder for each event
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
@@ -129,8 +130,8 @@ def event_to_json(event: Event) -> str:
             values["logprob"] = event.logprob
             values["data"] = (event.data or b"").hex()
             values["top_logprobs"] = [[top.token, top.data.hex(), top.logprob] for top in event.top_logprobs]
-        return json.dumps(values, separators=(",", ":"))
-    return json.dumps({"kind": _NAMES[type(event)], **asdict(event)}, separators=(",", ":"))
+        return _encode(values)
+    return _encode({"kind": _NAMES[type(event)], **asdict(event)})
 
 
 def event_from_json(text: str | bytes) -> Event:

@@ -63,26 +63,24 @@ def entries(client: Redis, request_id: str) -> list[tuple[str, Event]]:
 
 
 class Flaky:
-    """A client whose pipelines fail after they were carried out, as when a connection breaks under the reply."""
+    """A client whose scripts fail after they were carried out, as when a connection breaks under the reply."""
 
     def __init__(self, client: Redis, n_failures: int) -> None:
         self.client = client
         self.n_failures = n_failures
         self.n_executed = 0
 
-    def pipeline(self, transaction: bool) -> Any:
-        pipeline: Any = self.client.pipeline(transaction=transaction)
-        execute = pipeline.execute
+    def register_script(self, text: str) -> Any:
+        script = self.client.register_script(text)
 
-        def failing(**options: Any) -> Any:
-            replies = execute(**options)
+        def failing(*arguments: Any) -> Any:
+            reply = script(*arguments)
             self.n_executed += 1
             if self.n_executed <= self.n_failures:
                 raise RedisConnectionError("the connection broke")
-            return replies
+            return reply
 
-        pipeline.execute = failing
-        return pipeline
+        return failing
 
 
 def writer(client: Any, lost: list[str], **options: Any) -> EventWriter:
