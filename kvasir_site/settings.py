@@ -8,6 +8,7 @@ from pathlib import Path
 
 from kvasir_site.database_url import database_from_url
 from kvasir_site.env import env_bool, env_float, env_http_url, env_int, env_list, env_secret
+from kvasir_site.market_env import market_settings
 from kvasir_site.service_env import service_settings
 
 BASE_DIR = Path(__file__).resolve().parent.parent
@@ -78,3 +79,4 @@ KVASIR_SLICE_DOWNLOADS = env_int("KVASIR_SLICE_DOWNLOADS", 4, 1, 64)
 KVASIR_SLICE_DOWNLOADS_ALL = env_int("KVASIR_SLICE_DOWNLOADS_ALL", 64, 1, 64)
 KVASIR_SLICE_BYTES_PER_S = env_int("KVASIR_SLICE_BYTES_PER_S", 0, 0, 1 << 40)
 KVASIR_ORIGIN_URL = env_http_url("KVASIR_ORIGIN_URL")
+KVASIR_MARKET = market_settings()  # docs/market.md

@@ -117,7 +117,8 @@ def _cell_scores(replicas: Counts, targets: Counts) -> Counts:
     lacking = np.maximum(targets - replicas, 0)
     scarcity = lacking * THOUSANDTHS // np.maximum(targets, 1)
     uncovered = THOUSANDTHS * (replicas.shape[1] + 1)
-    return scarcity + np.where((replicas == 0) & (targets > 0), uncovered, 0)
+    score: Counts = scarcity + np.where((replicas == 0) & (targets > 0), uncovered, 0)
+    return score
 
 
 def _runs(wanted: Mask) -> tuple[Counts, Counts]:

@@ -58,7 +58,8 @@ def smoothed(before: Traffic, measured: Traffic, elapsed_s: float) -> Traffic:
 def ideal_replicas(traffic: Traffic, bounds: TargetBounds) -> npt.NDArray[np.float64]:
     """The formula's real number for each expert, before the bounds."""
     rows = traffic.astype(np.float64) + QUIET_ROWS_S
-    return bounds.fewest * rows / rows.mean(axis=1, keepdims=True)
+    load: npt.NDArray[np.float64] = rows / rows.mean(axis=1, keepdims=True)
+    return bounds.fewest * load
 
 
 def next_targets(before: Targets, traffic: Traffic, bounds: TargetBounds) -> Targets:
