@@ -11,12 +11,14 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from backbone.engine.measured import Measured
 from backbone.engine.placement import CoverageSnapshot
 from backbone.engine.worker_health import Health, redial_delay_s
+from backbone.engine.worker_meter import WorkerMeter
 from kvasir.edge import TcpEdge
 from kvasir.errors import ConfigError, EdgeError, EdgeTimeout
 from kvasir.experts import FloatRows
@@ -50,6 +52,7 @@ class _Member:
     """One worker as the pool sees it. Written by the pool's thread, read by the engine's."""
 
     address: WorkerAddress
+    meter: WorkerMeter
     edge: TcpEdge | None = None
     health: Health = field(default_factory=Health)
     problem: str = "not yet connected"
@@ -75,7 +78,7 @@ class EdgePool:
         clock: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        self._members = {str(address): _Member(address) for address in addresses}
+        self._members = {str(address): _Member(address, WorkerMeter(clock)) for address in addresses}
         self._hello = hello
         self._reply = reply
         self._connect_deadline_s = connect_deadline_s
@@ -142,6 +145,12 @@ class EdgePool:
             if member.edge is not None and member.edge.is_available and member.health.is_live(now)
         )
 
+    def measurements(self) -> Mapping[str, Measured]:
+        """How fast each worker answers, and its share of the work."""
+        return {
+            name: replace(member.meter.measured, share=member.health.share) for name, member in self._members.items()
+        }
+
     def dispatch(
         self,
         worker_id: str,
@@ -159,6 +168,7 @@ class EdgePool:
             raise EdgeError(f"worker {worker_id} is not connected: {member.problem}")
         call = edge.dispatch(layer, rows, row_format, pair_rows, pair_ids, deadline_s=deadline_s, reply=self._reply)
         future = asyncio.run_coroutine_threadsafe(call, self._loop)
+        member.meter.watch(len(pair_ids), rows.nbytes, future)
         future.add_done_callback(lambda done: self._note_success(member, done))
         return future
 

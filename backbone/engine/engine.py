@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backbone.engine.batch import Batch, SlotTokens
-from backbone.engine.expert_caller import ExpertCaller
+from backbone.engine.expert_caller import ExpertCaller, StepAware
 from backbone.engine.model import Model
 from backbone.engine.sampling import Sampled
 from backbone.engine.scheduler import Chunk, plan_step
@@ -107,6 +107,8 @@ class Engine:
             self._waiting.remove(sequence)
         sampling = [chunk for chunk in plan.chunks if chunk.n_rows == chunk.sequence.n_pending]
         self._on_chunks(plan.chunks)
+        if isinstance(self._experts, StepAware):
+            self._experts.begin_step(plan.chunks)
         self._in_step = {chunk.sequence for chunk in plan.chunks}
         try:
             logits = await self._forward(plan.chunks, sampling)

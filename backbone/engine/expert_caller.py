@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
+
+from backbone.engine.scheduler import Chunk
 
 
 class ExpertCaller(Protocol):
@@ -17,4 +19,13 @@ class ExpertCaller(Protocol):
         The work is on its way when this returns. The awaitable yields the partials [T, n_used, d_model], unweighted,
         in the rows' dtype.
         """
+        ...
+
+
+@runtime_checkable
+class StepAware(Protocol):
+    """An expert caller that wants to know whose rows a step has. The engine tells it before each forward."""
+
+    def begin_step(self, chunks: tuple[Chunk, ...]) -> None:
+        """The rows of the next forward are these, in order."""
         ...

@@ -52,6 +52,7 @@ class JobSpec:
     params: SamplingParams
     deadline_s: float
     n_choices: int = 1
+    is_strict: bool = False  # every worker's answer is confirmed before it is used
 
 
 class Waiting(NamedTuple):
@@ -114,7 +115,7 @@ class Job:
         self.shares = Shares()
         self.running: dict[Sequence, int] = {}  # with the number of its group
         self.pending = deque(
-            Sequence(spec.job_id, spec.prompt_ids, spec.params, tokenizer, choice=choice)
+            Sequence(spec.job_id, spec.prompt_ids, spec.params, tokenizer, choice=choice, is_strict=spec.is_strict)
             for choice in range(spec.n_choices)
         )
 

@@ -1,20 +1,23 @@
-"""Which worker computes which routed pair: pure functions over a coverage snapshot.
+"""Which worker computes which routed pair: pure functions over a coverage snapshot and measurements.
 
-`dispatch` calls this once a MoE layer. Nothing here knows sockets, clocks or tensors' values beyond expert ids; the
-same inputs always give the same placement.
+`dispatch` calls this once a MoE layer, and again for a batch whose worker is late. Nothing here knows sockets, clocks
+or tensors' values beyond expert ids; the same inputs always give the same placement.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
+from backbone.engine.measured import Measured
+from backbone.engine.replica_choice import least_expected
 from kvasir.experts import ExpertRange
 
 IntArray = npt.NDArray[np.int32]
+NOT_MEASURED: Mapping[str, Measured] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,23 +30,25 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class CoverageSnapshot:
-    """Replicas by (layer, expert_id). Replicas of one expert are in the order of their workers' ids."""
+    """Replicas by (layer, expert_id), in the order of their workers' ids; and each worker's ranges, sorted."""
 
     replicas: Mapping[tuple[int, int], tuple[Replica, ...]]
+    held: Mapping[str, tuple[ExpertRange, ...]] = field(default_factory=dict)
 
     @staticmethod
     def build(coverage: Mapping[str, Iterable[ExpertRange]]) -> CoverageSnapshot:
         """From what each worker holds. A worker's local ids count through its ranges of a layer in ascending order."""
         found: dict[tuple[int, int], list[Replica]] = {}
-        for worker_id in sorted(coverage):
+        held = {worker_id: tuple(sorted(coverage[worker_id])) for worker_id in sorted(coverage)}
+        for worker_id, ranges in held.items():
             next_local: dict[int, int] = {}
-            for held in sorted(coverage[worker_id]):
-                first = next_local.get(held.layer, 0)
-                for offset in range(held.n_experts):
+            for part in ranges:
+                first = next_local.get(part.layer, 0)
+                for offset in range(part.n_experts):
                     replica = Replica(worker_id, first + offset)
-                    found.setdefault((held.layer, held.start + offset), []).append(replica)
-                next_local[held.layer] = first + held.n_experts
-        return CoverageSnapshot({key: tuple(replicas) for key, replicas in found.items()})
+                    found.setdefault((part.layer, part.start + offset), []).append(replica)
+                next_local[part.layer] = first + part.n_experts
+        return CoverageSnapshot({key: tuple(replicas) for key, replicas in found.items()}, held)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,11 +70,18 @@ class Placement:
     fallback_slots: IntArray  # [n_pairs] flat indices that no live worker holds
 
 
-def place(layer: int, expert_ids: IntArray, coverage: CoverageSnapshot, live: Collection[str]) -> Placement:
+def place(
+    layer: int,
+    expert_ids: IntArray,
+    coverage: CoverageSnapshot,
+    live: Collection[str],
+    measured: Mapping[str, Measured] = NOT_MEASURED,
+) -> Placement:
     """Assign every routed pair of a layer; expert_ids [T, n_used].
 
-    All pairs of an expert go to one replica, so that its weights are read once; among replicas the one with the
-    fewest pairs so far wins, then the smallest worker id. Busy experts are placed first.
+    All pairs of an expert go to one replica, so that its weights are read once; among replicas the one that is
+    expected to answer first wins, what it was given in this layer included, then the smallest worker id. Without
+    measurements that is the one with the fewest pairs. Busy experts are placed first.
     """
     flat = expert_ids.reshape(-1)
     wanted, counts = np.unique(flat, return_counts=True)
@@ -77,12 +89,38 @@ def place(layer: int, expert_ids: IntArray, coverage: CoverageSnapshot, live: Co
     load: dict[str, int] = {}
     for index in np.lexsort((wanted, -counts)):
         expert_id, n_pairs = int(wanted[index]), int(counts[index])
-        choices = [r for r in coverage.replicas.get((layer, expert_id), ()) if r.worker_id in live]
+        choices = {r.worker_id: r for r in coverage.replicas.get((layer, expert_id), ()) if r.worker_id in live}
         if choices:
-            chosen = min(choices, key=lambda r: (load.get(r.worker_id, 0), r.worker_id))
+            chosen = choices[least_expected(choices, load, measured, n_pairs)]
             owner[expert_id] = chosen
             load[chosen.worker_id] = load.get(chosen.worker_id, 0) + n_pairs
     return _group(expert_ids, owner)
+
+
+def place_again(
+    batch: DispatchBatch,
+    layer: int,
+    expert_ids: IntArray,
+    coverage: CoverageSnapshot,
+    live: Collection[str],
+    measured: Mapping[str, Measured] = NOT_MEASURED,
+) -> DispatchBatch | None:
+    """The same batch for another live worker that holds all of its experts; None when there is none.
+
+    `expert_ids` [T, n_used] are the layer's, as they were placed first.
+    """
+    wanted = expert_ids.reshape(-1)[batch.pair_slots].tolist()
+    local_ids: dict[str, dict[int, int]] = {}
+    for expert_id in set(wanted):
+        for replica in coverage.replicas.get((layer, expert_id), ()):
+            local_ids.setdefault(replica.worker_id, {})[expert_id] = replica.local_id
+    n_wanted = len(set(wanted))
+    able = [w for w, ids in local_ids.items() if w in live and w != batch.worker_id and len(ids) == n_wanted]
+    if not able:
+        return None
+    chosen = least_expected(able, {}, measured, len(wanted))
+    pair_ids = np.asarray([local_ids[chosen][expert_id] for expert_id in wanted], np.int32)
+    return DispatchBatch(chosen, batch.rows, batch.pair_rows, pair_ids, batch.pair_slots)
 
 
 def _group(expert_ids: IntArray, owner: Mapping[int, Replica]) -> Placement:

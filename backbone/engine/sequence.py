@@ -44,15 +44,23 @@ class Sequence:
     """
 
     def __init__(
-        self, request_id: str, prompt_ids: Tokens[int], params: SamplingParams, tokenizer: Tokenizer, *, choice: int = 0
+        self,
+        request_id: str,
+        prompt_ids: Tokens[int],
+        params: SamplingParams,
+        tokenizer: Tokenizer,
+        *,
+        choice: int = 0,
+        is_strict: bool = False,
     ) -> None:
-        """Raises RequestError when the prompt is empty."""
+        """`is_strict`: every worker's answer is confirmed before it is used. RequestError when the prompt is empty."""
         if not prompt_ids:
             raise RequestError("the prompt is empty: give at least one token")
         self.request_id = request_id
         self.prompt_ids = tuple(prompt_ids)
         self.params = params
         self.choice = choice
+        self.is_strict = is_strict
         self.slot: int | None = None
         self.n_cached = 0
         self.output_ids: list[int] = []

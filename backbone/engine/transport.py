@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Protocol
 
+from backbone.engine.measured import Measured
 from backbone.engine.placement import CoverageSnapshot
 from kvasir.experts import FloatRows
 from kvasir.kernels.api import EncodedRows, Pairs, RowFormat
@@ -22,6 +24,10 @@ class Transport(Protocol):
 
     def live(self) -> frozenset[str]:
         """Workers that may be given work now: connected, and not left out after a failure."""
+        ...
+
+    def measurements(self) -> Mapping[str, Measured]:
+        """What is known of the workers' speed. A worker that is missing has not been measured."""
         ...
 
     def dispatch(
@@ -52,6 +58,10 @@ class NoWorkers:
     def live(self) -> frozenset[str]:
         """Nobody is live."""
         return frozenset()
+
+    def measurements(self) -> Mapping[str, Measured]:
+        """Nobody was measured."""
+        return {}
 
     def dispatch(
         self,

@@ -1,7 +1,7 @@
 """When a worker that failed may be asked again, and when it is dialled again: pure rules.
 
 `edge_pool` keeps one `Health` a worker. A failure leaves the worker out for a time that doubles with each further
-failure; a good answer halves the next one.
+failure; then it comes back to a small share of the work, and each good answer gives it more and halves the next time.
 """
 
 from __future__ import annotations
@@ -12,15 +12,21 @@ FIRST_PENALTY_S = 1.0
 LONGEST_PENALTY_S = 60.0
 FIRST_REDIAL_S = 0.25
 LONGEST_REDIAL_S = 30.0
+FIRST_SHARE = 1 / 8
+SHARE_GROWTH = 1.25  # with each good answer: ten of them give all of the work back
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """`left_out_until` is a reading of the caller's clock in seconds; `penalty_s` is what the next failure costs."""
+    """`left_out_until` is a reading of the caller's clock in seconds; `penalty_s` is what the next failure costs.
+
+    `share` is the part of the layers in which the worker is given work, once it is live.
+    """
 
     left_out_until: float = 0.0
     penalty_s: float = FIRST_PENALTY_S
     last_reason: str = ""
+    share: float = 1.0
 
     def is_live(self, now: float) -> bool:
         """Whether the worker may be given work."""
@@ -30,11 +36,12 @@ class Health:
         """Left out from now on; several failures reported while it is out count once."""
         if not self.is_live(now):
             return replace(self, last_reason=reason)
-        return Health(now + self.penalty_s, min(2 * self.penalty_s, LONGEST_PENALTY_S), reason)
+        return Health(now + self.penalty_s, min(2 * self.penalty_s, LONGEST_PENALTY_S), reason, FIRST_SHARE)
 
     def after_success(self) -> Health:
-        """Trust comes back step by step."""
-        return replace(self, penalty_s=max(self.penalty_s / 2, FIRST_PENALTY_S))
+        """Work comes back step by step."""
+        share = min(self.share * SHARE_GROWTH, 1.0)
+        return replace(self, penalty_s=max(self.penalty_s / 2, FIRST_PENALTY_S), share=share)
 
 
 def redial_delay_s(n_failures: int, jitter: float) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import torch
 
 from backbone.engine.dispatch import ExpertDispatcher
 from backbone.engine.expert_store import ExpertStore
+from backbone.engine.measured import Measured
 from backbone.engine.placement import CoverageSnapshot
 from backbone.engine.tally import Tally
 from backbone.engine.transport import NoWorkers
@@ -43,6 +44,9 @@ class OneWorker:
 
     def live(self) -> frozenset[str]:
         return frozenset({"w"})
+
+    def measurements(self) -> Mapping[str, Measured]:
+        return {}
 
     def dispatch(
         self,

@@ -1,0 +1,146 @@
+"""What a worker answered, and whether it is right: samples, comparison and evidence. Pure but for the computing.
+
+`guard` decides what is checked and what follows; here is what a check looks at. The backbone's own replica is the
+judge: with KX1 any two devices agree to the bit, so one different bit is a proof.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from backbone.engine.expert_store import ExpertStore
+from backbone.engine.placement import IntArray
+from backbone.engine.reply_format import ReplyFormat, round_replies
+from kvasir.experts import FloatRows
+from kvasir.kernels.api import EncodedRows, RowFormat
+
+MAX_EVIDENCE_EXPERTS = 64
+FLOAT_TOLERANCE = 1e-3  # of the largest value of a row
+FLOAT_MIN_COSINE = 0.9999
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reply:
+    """Some pairs of a layer and what a worker answered for them, rounded as the wire rounds."""
+
+    worker_id: str
+    layer: int
+    rows: EncodedRows  # [n_rows, row_bytes]
+    pair_rows: IntArray  # [n_pairs] index into rows
+    expert_ids: IntArray  # [n_pairs] the model's expert ids
+    outputs: FloatRows  # [n_pairs, d_model]
+
+    @property
+    def n_pairs(self) -> int:
+        """Row-experts."""
+        return len(self.expert_ids)
+
+    def part(self, pairs: IntArray) -> Reply:
+        """A copy of some of the pairs, with no rows but theirs."""
+        rows, pair_rows = np.unique(self.pair_rows[pairs], return_inverse=True)
+        return Reply(
+            self.worker_id,
+            self.layer,
+            self.rows[rows],
+            pair_rows.astype(np.int32),
+            self.expert_ids[pairs].copy(),
+            self.outputs[pairs].copy(),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """A proven wrong answer, small enough to be stored and shown to the worker's owner."""
+
+    evidence_id: str
+    worker_id: str
+    fingerprint: str  # of the model
+    kernel: str
+    layer: int
+    expert_ids: tuple[int, ...]  # those with wrong outputs, at most MAX_EVIDENCE_EXPERTS
+    n_pairs: int  # checked
+    n_wrong: int
+    rows_hash: str  # SHA-256 of the encoded rows that were sent
+    expected_hash: str  # of the right outputs, f32 little-endian
+    answered_hash: str
+    found_by: str  # "entry test", "confirmation" or "audit"
+    at: float  # unix seconds
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+class Judge:
+    """Recomputes answers on the backbone's own replica."""
+
+    def __init__(self, store: ExpertStore, reply_format: ReplyFormat = ReplyFormat.F32) -> None:
+        self._store = store
+        self._reply_format = reply_format
+        self._is_exact = store.kernel.row_format is RowFormat.KX1
+
+    def right_outputs(self, reply: Reply) -> FloatRows:
+        """What an honest worker answers: [n_pairs, d_model]. Raises KernelError when our own side cannot compute."""
+        computed = self._store.layer(reply.layer).compute(reply.rows, reply.pair_rows, reply.expert_ids)
+        return round_replies(computed, self._reply_format)
+
+    def wrong_pairs(self, reply: Reply, right: FloatRows) -> IntArray:
+        """Indices of the pairs whose outputs are not right."""
+        if reply.outputs.shape != right.shape:
+            return np.arange(reply.n_pairs, dtype=np.int32)
+        agrees = equal_rows(reply.outputs, right) if self._is_exact else close_rows(reply.outputs, right)
+        return np.flatnonzero(~agrees).astype(np.int32)
+
+    def evidence(self, reply: Reply, right: FloatRows, found_by: str, at: float) -> Evidence | None:
+        """Proof that the reply is wrong, or None when it is right.
+
+        What is wrong is computed a second time: if our own side does not agree with itself, nobody is blamed.
+        """
+        wrong = self.wrong_pairs(reply, right)
+        if not len(wrong) or not equal_rows(self.right_outputs(reply), right).all():
+            return None
+        answered = digest(reply.outputs)
+        rows_hash = digest(reply.rows)
+        experts = sorted(set(reply.expert_ids[wrong].tolist()))
+        name = hashlib.sha256(f"{reply.worker_id}:{reply.layer}:{rows_hash}:{answered}:{at!r}".encode())
+        return Evidence(
+            evidence_id=name.hexdigest()[:32],
+            worker_id=reply.worker_id,
+            fingerprint=self._store.card.fingerprint,
+            kernel=self._store.kernel.name,
+            layer=reply.layer,
+            expert_ids=tuple(experts[:MAX_EVIDENCE_EXPERTS]),
+            n_pairs=reply.n_pairs,
+            n_wrong=len(wrong),
+            rows_hash=rows_hash,
+            expected_hash=digest(right),
+            answered_hash=answered,
+            found_by=found_by,
+            at=at,
+        )
+
+
+def equal_rows(one: FloatRows, other: FloatRows) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Which rows are equal to the bit: bool [n]."""
+    bits = (np.ascontiguousarray(a, np.float32).view(np.uint32) for a in (one, other))
+    return np.asarray(np.equal(*bits).all(axis=1))
+
+
+def close_rows(one: FloatRows, right: FloatRows) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Which rows are right within the float kernel's tolerance: bool [n]. Rows equal to the bit always are."""
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        a, b = one.astype(np.float64), right.astype(np.float64)
+        is_near = np.abs(a - b).max(axis=1) <= FLOAT_TOLERANCE * np.abs(b).max(axis=1)
+        lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
+        is_aligned = (a * b).sum(axis=1) >= FLOAT_MIN_COSINE * lengths
+    return np.asarray((is_near & is_aligned) | equal_rows(one, right))
+
+
+def digest(array: EncodedRows | FloatRows) -> str:
+    """SHA-256 of an array's bytes, little-endian."""
+    plain = array.astype("<f4") if array.dtype == np.float32 else array
+    return hashlib.sha256(np.ascontiguousarray(plain).tobytes()).hexdigest()

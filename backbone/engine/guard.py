@@ -1,0 +1,226 @@
+"""Stands between workers' answers and the combine: who may serve, what is confirmed, what is sampled, what follows.
+
+The dispatcher asks it about every answer. Right outputs come back whatever the worker said; what is not confirmed at
+once may be checked later, in a thread of its own. Blame rests on recomputed answers alone: silence, closed edges and
+failures of our own side never touch trust.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from backbone.engine.audit import Evidence, Judge, Reply
+from backbone.engine.background import Background
+from backbone.engine.draws import SecretDraws
+from backbone.engine.entry import EntryDesk
+from backbone.engine.expert_store import ExpertStore
+from backbone.engine.exposure import ExposureBook, Flagged
+from backbone.engine.placement import IntArray
+from backbone.engine.receipts import ReceiptBook, work_by_range
+from backbone.engine.reply_format import ReplyFormat
+from backbone.engine.transport import Transport
+from backbone.engine.trust import TrustPolicy, TrustState, after_good_check, after_lie, after_oddity, audit_share
+from backbone.engine.trust_book import Forgetful, TrustBook, TrustKeeper
+from kvasir.errors import KernelError
+from kvasir.experts import ExpertRange, FloatRows
+
+logger = logging.getLogger(__name__)
+
+MAX_SAMPLE_PAIRS = 32  # kept of one sampled answer
+MAX_SAMPLES_WAITING = 64  # beyond that a sample is checked at once, on the engine's thread
+
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Lie:
+    """A proven lie and what it touches."""
+
+    evidence: Evidence
+    flagged: Flagged
+    n_withheld: int  # row-experts that are not paid
+
+
+@dataclass(slots=True)
+class GuardCounters:
+    """What the guard has done. Written under its lock, read from anywhere."""
+
+    n_replies: int = 0
+    n_confirmed_pairs: int = 0  # before use
+    n_sampled_replies: int = 0
+    n_audited_pairs: int = 0  # after use
+    n_lies: int = 0
+    check_cpu_s: float = 0.0  # CPU time of the threads that recomputed
+
+
+class WorkGuard:
+    """One for a backbone process; shared by all its dispatchers. `close` it when they are gone."""
+
+    def __init__(
+        self,
+        store: ExpertStore,
+        transport: Transport,
+        *,
+        key: bytes,
+        policy: TrustPolicy | None = None,
+        is_strict: bool = False,
+        keeper: TrustKeeper | None = None,
+        on_lie: Callable[[Lie], None] = lambda lie: None,
+        reply_format: ReplyFormat = ReplyFormat.F32,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        """`key` are 32 secret bytes; `is_strict` confirms every answer before use, whoever gave it.
+
+        `on_lie` is called by the thread that found the lie; it must not block. `now` gives unix seconds.
+        """
+        self.book = TrustBook(policy or TrustPolicy(), keeper or Forgetful())
+        self.receipts = ReceiptBook(store.card.fingerprint)
+        self.exposures = ExposureBook()
+        self.counters = GuardCounters()
+        self._transport = transport
+        self._judge = Judge(store, reply_format)
+        self._draws = SecretDraws(key)
+        self._is_strict = is_strict
+        self._on_lie = on_lie
+        self._now = now
+        self._lock = threading.Lock()
+        self._audits = Background("kvasir-audit", MAX_SAMPLES_WAITING)
+        self._desk = EntryDesk(store, transport, self.book, self._draws, reply_format, self._judge_entry)
+
+    def close(self) -> None:
+        """Finish what waits and save what is known."""
+        self._desk.close()
+        self._audits.close()
+        self.book.save()
+
+    def settle(self) -> None:
+        """Wait until all samples taken so far are checked and all entry tests under way are over."""
+        self._desk.join()
+        self._audits.join()
+
+    def usable(self, live: frozenset[str]) -> frozenset[str]:
+        """The live workers that may serve: tested, and not in quarantine. New ones are tested meanwhile."""
+        return self._desk.admitted(live)
+
+    def receive(self, reply: Reply, request_ids: Iterable[str], must_confirm: Mask | None) -> tuple[FloatRows, bool]:
+        """The outputs to use in place of a reply's [n_pairs, d_model], and whether the worker keeps its credit.
+
+        `must_confirm` bool [n_pairs] are those that a strict request needs confirmed. Values that are not finite are
+        confirmed always. Raises KernelError when our own side cannot compute what must be confirmed.
+        """
+        self.counters.n_replies += 1
+        worker_id = reply.worker_id
+        if self._is_strict or not self.book.is_proven(worker_id) or not np.isfinite(reply.outputs).all():
+            return self._confirm(reply)
+        if must_confirm is not None and must_confirm.any():
+            return self._receive_mixed(reply, request_ids, must_confirm)
+        self.exposures.note(worker_id, request_ids)
+        if self.book.state(worker_id).quarantined:  # by an audit, a moment ago: too late for that audit to flag this
+            return self._confirm(reply)
+        self._use_unconfirmed(reply)
+        return reply.outputs, True
+
+    def _receive_mixed(self, reply: Reply, request_ids: Iterable[str], must_confirm: Mask) -> tuple[FloatRows, bool]:
+        """Rows of strict requests beside others: first theirs, then, unless that proved a lie, the rest."""
+        strict, other = (np.flatnonzero(mask).astype(np.int32) for mask in (must_confirm, ~must_confirm))
+        outputs = reply.outputs.copy()
+        outputs[strict], is_right = self._confirm(reply.part(strict))
+        if len(other):
+            outputs[other], is_rest_right = self.receive(reply.part(other), request_ids, None)
+            is_right = is_right and is_rest_right
+        return outputs, is_right
+
+    def note_oddity(self, worker_id: str, what: str) -> None:
+        """An answer came that cannot be an honest worker's but proves nothing: it is watched more closely."""
+        logger.warning("worker %s is in doubt: %s", worker_id, what)
+        self.book.change(worker_id, partial(after_oddity, policy=self.book.policy))
+
+    def _confirm(self, reply: Reply) -> tuple[FloatRows, bool]:
+        right, is_right = self._check(reply, "confirmation")
+        with self._lock:
+            self.counters.n_confirmed_pairs += reply.n_pairs
+        if is_right and not self.book.state(reply.worker_id).quarantined:
+            self.receipts.add_verified(reply.worker_id, self._work(reply), self._now())
+        return right, is_right
+
+    def _use_unconfirmed(self, reply: Reply) -> None:
+        self.receipts.add_pending(reply.worker_id, self._work(reply))
+        share = audit_share(self.book.state(reply.worker_id), self.book.policy)
+        if self._draws.unit() >= share:
+            return
+        with self._lock:
+            self.counters.n_sampled_replies += 1
+            number = self.counters.n_sampled_replies
+        self.receipts.cut(reply.worker_id, number)
+        sample = reply.part(self._some(reply.n_pairs))
+        if not self._audits.offer(partial(self._audit, sample, number)):
+            self._audit(sample, number)
+
+    def _some(self, n_pairs: int) -> IntArray:
+        if n_pairs <= MAX_SAMPLE_PAIRS:
+            return np.arange(n_pairs, dtype=np.int32)
+        chosen = self._draws.generator().choice(n_pairs, MAX_SAMPLE_PAIRS, replace=False)
+        return np.sort(chosen).astype(np.int32)
+
+    def _audit(self, sample: Reply, number: int) -> None:
+        try:
+            _, is_right = self._check(sample, "audit")
+        except KernelError:
+            logger.exception("our own replica could not check an answer of worker %s", sample.worker_id)
+            return
+        with self._lock:
+            self.counters.n_audited_pairs += sample.n_pairs
+        if is_right:
+            self.receipts.vouch(sample.worker_id, number, self._now())
+
+    def _judge_entry(self, reply: Reply) -> bool:
+        return self._check(reply, "entry test")[1]
+
+    def _check(self, reply: Reply, found_by: str) -> tuple[FloatRows, bool]:
+        """Recompute a reply; trust follows. Returns the right outputs, and whether the reply equals them."""
+        started = time.thread_time()
+        right = self._judge.right_outputs(reply)
+        is_right = not len(self._judge.wrong_pairs(reply, right))
+        evidence = None if is_right else self._judge.evidence(reply, right, found_by, self._now())
+        with self._lock:
+            self.counters.check_cpu_s += time.thread_time() - started
+        if is_right:
+            self.book.change(reply.worker_id, partial(after_good_check, n_pairs=reply.n_pairs))
+        elif evidence is None:
+            logger.error("our own replica gave two answers for layer %d: nobody is blamed", reply.layer)
+        else:
+            self._convict(evidence)
+        return right, is_right
+
+    def _convict(self, evidence: Evidence) -> None:
+        worker_id = evidence.worker_id
+
+        def rule(state: TrustState) -> TrustState:
+            return state if state.quarantined else after_lie(state, evidence.evidence_id)
+
+        before, _ = self.book.change(worker_id, rule, evidence)
+        if before.quarantined:
+            return
+        self._desk.expel(worker_id)
+        reason = f"a wrong answer was proven (evidence {evidence.evidence_id})"
+        n_withheld = self.receipts.withhold(worker_id, evidence.at, reason)
+        flagged = self.exposures.flag(worker_id, evidence.evidence_id)
+        with self._lock:
+            self.counters.n_lies += 1
+        logger.warning("worker %s is in quarantine: %s, found by %s", worker_id, reason, evidence.found_by)
+        self._transport.report(worker_id, reason)
+        self._on_lie(Lie(evidence, flagged, n_withheld))
+        self._desk.save_soon()
+
+    def _work(self, reply: Reply) -> Counter[ExpertRange]:
+        held = self._transport.coverage().held.get(reply.worker_id, ())
+        return work_by_range(held, reply.layer, reply.expert_ids)

@@ -1,0 +1,44 @@
+"""Which replica of an expert computes: pure rules over what was measured of the workers.
+
+`placement` asks for each expert of a layer, the busiest first; `dispatch` for a second worker when the first is late.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Collection, Iterable, Mapping
+
+from backbone.engine.measured import UNMEASURED, Measured
+
+GOLDEN = 0.6180339887498949  # multiples of it, modulo 1, are spread evenly whatever their stride
+
+
+def least_expected(
+    worker_ids: Iterable[str], load: Mapping[str, int], measured: Mapping[str, Measured], n_pairs: int
+) -> str:
+    """The worker that would answer first, of at least one; the smallest id among equals.
+
+    `load` are the pairs that it was given in this layer already; what is under way to it is part of `measured`. A
+    worker without measurements is taken for a near and fast one, so that it gets measured.
+    """
+
+    def rank(worker_id: str) -> tuple[float, str]:
+        known = measured.get(worker_id, UNMEASURED)
+        return known.expected_s(load.get(worker_id, 0) + n_pairs), worker_id
+
+    return min(worker_ids, key=rank)
+
+
+def taking_part(live: Collection[str], measured: Mapping[str, Measured], turn: int) -> Collection[str]:
+    """The live workers that may be given work in layer call number `turn`.
+
+    A worker that is being let back in takes part in its share of the calls, evenly spread over the layers.
+    """
+    if all(measured.get(worker_id, UNMEASURED).share >= 1.0 for worker_id in live):
+        return live
+    return frozenset(name for name in live if _turn_of(name, turn) < measured.get(name, UNMEASURED).share)
+
+
+def _turn_of(worker_id: str, turn: int) -> float:
+    """A number from 0 to 1 that walks evenly through the turns, another way for each worker."""
+    return (turn * GOLDEN + zlib.crc32(worker_id.encode()) / 2**32) % 1.0

@@ -1,0 +1,46 @@
+"""Whose rows a step has: the engine tells the dispatcher, which needs it for strict requests and for flags.
+
+Plain data; it never changes what is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from backbone.engine.scheduler import Chunk
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepRows:
+    """The requests of a step's T rows."""
+
+    request_ids: tuple[str, ...] = ()  # by chunk
+    chunk_of_row: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))  # [T]
+    is_strict: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))  # [T]
+
+    @classmethod
+    def of(cls, chunks: Iterable[Chunk]) -> StepRows:
+        """The rows of a step in order."""
+        parts = tuple(chunks)
+        lengths = [chunk.n_rows for chunk in parts]
+        return cls(
+            tuple(chunk.sequence.request_id for chunk in parts),
+            np.repeat(np.arange(len(parts), dtype=np.int32), lengths),
+            np.repeat(np.asarray([chunk.sequence.is_strict for chunk in parts], np.bool_), lengths),
+        )
+
+    def requests_of(self, rows: npt.NDArray[np.int32]) -> list[str]:
+        """Ids of the requests that have one of these rows; none when the step's rows were never told."""
+        if not len(self.chunk_of_row):
+            return []
+        return [self.request_ids[chunk] for chunk in np.unique(self.chunk_of_row[rows]).tolist()]
+
+    def strict_pairs(self, rows: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_] | None:
+        """Which of some pairs, given by their rows, belong to strict requests; None when none does."""
+        if not self.is_strict.any():
+            return None
+        return np.asarray(self.is_strict[rows])

@@ -1,0 +1,84 @@
+"""How much a worker is trusted: its state, and pure rules for how evidence changes it.
+
+`guard` applies them, the market keeps the states between restarts. Only evidence moves trust: an answer that was
+recomputed. A timeout, a closed edge or a failure of our own says nothing about honesty and has no rule here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class TrustPolicy:
+    """When a worker is proven, and how much of its work is checked then.
+
+    An unproven worker's answers are all confirmed. A proven one's are sampled: `first_share` of them at first, less as
+    more is verified, never less than `least_share`; `doubt_share` for the next `doubt_pairs` verified after an oddity.
+    """
+
+    proven_after: int = 4096  # verified row-experts; twice as many after each proven lie
+    first_share: float = 1 / 16
+    least_share: float = 1 / 64
+    doubt_share: float = 1 / 4
+    doubt_pairs: int = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class TrustState:
+    """What is known of one worker. `verified` counts row-experts found right since the last proven lie."""
+
+    verified: int = 0
+    failures: int = 0  # proven lies, ever
+    doubt: int = 0  # row-experts still to be verified before an oddity is forgotten
+    quarantined: bool = False
+    evidence_id: str = ""  # of the last lie
+
+
+def needed(state: TrustState, policy: TrustPolicy) -> int:
+    """Verified row-experts that make this worker proven."""
+    return int(policy.proven_after * 2 ** min(state.failures, 16))
+
+
+def is_proven(state: TrustState, policy: TrustPolicy) -> bool:
+    """Whether answers may be used before they are checked."""
+    return not state.quarantined and state.verified >= needed(state, policy)
+
+
+def audit_share(state: TrustState, policy: TrustPolicy) -> float:
+    """The part of a worker's answers that is checked: 1 while it is unproven."""
+    if not is_proven(state, policy):
+        return 1.0
+    falling = policy.first_share * needed(state, policy) / max(state.verified, 1)
+    share = max(falling, policy.least_share)
+    return max(share, policy.doubt_share) if state.doubt else share
+
+
+def after_good_check(state: TrustState, n_pairs: int) -> TrustState:
+    """`n_pairs` row-experts were recomputed and were right. Does not end a quarantine."""
+    return replace(state, verified=state.verified + n_pairs, doubt=max(state.doubt - n_pairs, 0))
+
+
+def after_oddity(state: TrustState, policy: TrustPolicy) -> TrustState:
+    """Something came back that proves nothing but is not right either: an answer of the wrong shape."""
+    return replace(state, doubt=policy.doubt_pairs)
+
+
+def after_lie(state: TrustState, evidence_id: str) -> TrustState:
+    """A wrong answer was proven: quarantine, and all trust is gone."""
+    return TrustState(verified=0, failures=state.failures + 1, quarantined=True, evidence_id=evidence_id)
+
+
+def after_release(state: TrustState) -> TrustState:
+    """An operator lets the worker start again, unproven."""
+    return replace(state, verified=0, doubt=0, quarantined=False)
+
+
+def expected_replies_until_caught(lie_share: float, sample_share: float) -> float:
+    """Replies of a proven worker until the first sampled lie, on average; both shares in (0, 1]."""
+    return 1.0 / (lie_share * sample_share)
+
+
+def chance_of_detection(n_replies: int, lie_share: float, sample_share: float) -> float:
+    """The probability that `n_replies` of a proven worker contain a lie that is sampled."""
+    return float(1.0 - (1.0 - lie_share * sample_share) ** n_replies)
