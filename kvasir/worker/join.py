@@ -23,7 +23,7 @@ from kvasir.worker.compute import ComputeQueue
 from kvasir.worker.config import WorkerConfig
 from kvasir.worker.connection import Connection, Service
 from kvasir.worker.holdings import Holdings
-from kvasir.worker.reconnect import failures_after, reconnect_delay_s
+from kvasir.reconnect import failures_after, reconnect_delay_s
 
 CONNECT_DEADLINE_S = 15.0
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,9 @@ from kvasir.errors import EdgeError, EdgeTimeout, HandshakeRefused
 from kvasir.experts import ExpertRange, FloatRows
 from kvasir.gguf_index import GGUFIndex
 from kvasir.model_card import ModelCard
+from kvasir.relay_directory import FixedDirectory
 from kvasir.relay_edge import RelayEdge, RelayEdges
+from kvasir.relay_keeper import RelayKeeper
 from kvasir.slices import plan_slice, write_slice
 from kvasir.wire_frames import Hello, ReplyType, Role, f16_reply
 from kvasir.worker.holdings import Holdings, open_holdings
@@ -257,3 +260,61 @@ def test_a_refused_worker_goes_on_trying_and_its_token_is_nowhere(world: World, 
         assert worker.process.wait(PATIENCE_S) == 0
     for log in (worker.log, world.relay.log):
         assert "s" * 43 not in log.read_text()
+
+
+class Listing(FixedDirectory):
+    """A directory that can be away."""
+
+    is_away = False
+
+    async def listed(self) -> Mapping[str, str]:
+        if self.is_away:
+            raise ConnectionError("no directory")
+        return await super().listed()
+
+
+def test_a_keeper_dials_all_relays_follows_the_directory_and_redials(slice_path: Path, tmp_path: Path) -> None:
+    held = open_holdings(slice_path, "auto", 1)
+    places = [tmp_path / name for name in ("one", "two", "worker")]
+    for place in places:
+        place.mkdir()
+
+    async def until(condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while not condition():
+                await asyncio.sleep(0.02)
+
+    async def scenario(one: RelayProcess, two: RelayProcess) -> None:
+        world = World(one, slice_path, held)
+        opened: asyncio.Queue[RelayEdge] = asyncio.Queue()
+        directory = Listing({"one": one.url, "nobody": "ws://127.0.0.1:9/relay"})
+        keeper = RelayKeeper(directory, world.hello(), opened.put_nowait, refresh_s=0.05, jitter=lambda: 0.0)
+        running = asyncio.create_task(keeper.run())
+        await asyncio.wait_for(keeper.has_tried_all.wait(), PATIENCE_S)
+        assert list(keeper.problems) == ["ws://127.0.0.1:9/relay"]
+        assert "cannot be reached" in keeper.problems["ws://127.0.0.1:9/relay"]
+        edge = await asyncio.wait_for(opened.get(), PATIENCE_S)
+        await directory.withdraw("nobody")
+        await until(lambda: not keeper.problems)
+        # the second relay has a database of its own: this backbone's token is not known there
+        await directory.announce("two", two.url)
+        await until(lambda: "TOKEN" in keeper.problems.get(two.url, ""))
+        directory.is_away = True
+        one.process.kill()
+        await asyncio.wait_for(asyncio.shield(edge.closed), PATIENCE_S)
+        await until(lambda: "cannot be reached" in keeper.problems.get(one.url, ""))
+        port = int(one.url.rsplit(":", 1)[1].split("/")[0])
+        with ExitStack() as stack:
+            await asyncio.to_thread(stack.enter_context, relay_process(places[0], port))
+            await until(lambda: one.url not in keeper.problems)
+            with pytest.raises(EdgeError):
+                await Backbone(world).ask(edge, 1, 1)
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    with (
+        relay_process(places[0]) as one,
+        relay_process(places[1]) as two,
+        join_process(one.url, one.tokens[Role.WORKER], slice_path, places[2]),
+    ):
+        asyncio.run(scenario(one, two))

@@ -1,11 +1,11 @@
-"""When a worker that lost its relay dials again."""
+"""When a node that lost its relay dials again."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvasir.worker.reconnect import FIRST_S, LONGEST_S, STEADY_S, failures_after, reconnect_delay_s
+from kvasir.reconnect import FIRST_S, LONGEST_S, STEADY_S, failures_after, reconnect_delay_s
 
 
 @given(st.integers(0, 10_000), st.floats(0, 1, exclude_max=True))

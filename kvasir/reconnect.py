@@ -1,7 +1,7 @@
-"""When a worker that lost its relay dials again: a pure rule.
+"""When a node that lost its relay dials again: a pure rule.
 
-`join` asks after every lost or failed connection. The delay is random over its whole length, so that thousands of
-workers do not come back to a relay in one moment.
+`worker.join` and `relay_keeper` ask after every lost or failed connection. The delay is random over its whole length,
+so that thousands of nodes do not come back to a relay in one moment.
 """
 
 from __future__ import annotations
