@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 NATIVE := $(wildcard kvasir/kernels/csrc/*.c kvasir/kernels/csrc/*.h) kvasir/kernels/build.py tools/build/backend.py
 
-.PHONY: run test lint types unit bench clean help
+.PHONY: run demo test lint types unit bench clean help
 .DEFAULT_GOAL := help
 
 help:  ## Show what each target does
@@ -28,7 +28,10 @@ $(VENV)/.dev: $(VENV)/.run requirements-dev.txt tools/install_test_tools.sh
 	@sh tools/install_test_tools.sh
 	@touch $@
 
-run: $(VENV)/.run  ## Generate with every expert computed by two workers, and compare with one process
+run: $(VENV)/.run  ## The whole service on this machine: a sample, then it serves until Ctrl-C (KVASIR_ONCE=1: only the sample)
+	@$(BIN)/python manage.py up
+
+demo: $(VENV)/.run  ## Without a service: two workers compute every expert, and every logit is compared with one process
 	@$(BIN)/python manage.py demo
 
 test: $(VENV)/.dev lint types unit  ## Everything that CI checks
@@ -47,7 +50,7 @@ unit: $(VENV)/.dev  ## All tests, with coverage
 	@$(BIN)/coverage combine --quiet && $(BIN)/coverage report --fail-under=85 | tail -n 40
 
 bench: $(VENV)/.dev  ## The benchmarks, one JSON line each
-	@for name in exact expert generate load; do $(BIN)/python -m benchmarks.bench_$$name --json || exit 1; done
+	@for name in exact expert generate load relay serve; do $(BIN)/python -m benchmarks.bench_$$name --json || exit 1; done
 
 clean:  ## Remove the environment and what was built
 	rm -rf $(VENV) kvasir/kernels/_native build *.egg-info run

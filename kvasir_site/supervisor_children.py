@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ class Blueprint:
     slices: Sequence[Path]
     credentials: Credentials
     run_dir: Path
+    worker_addresses: Sequence[str]
     backbone_command: Callable[[str], Sequence[str]]
     backbone_stop_s: float
 
@@ -77,27 +77,27 @@ class Blueprint:
             yield self._server(f"relay-{number + 1}", port, "--relay-only")
 
     def _workers(self) -> Iterator[Child]:
-        """Each joins one relay; those of `relay_ports` in turn, the web server's own when there is none."""
-        ports = self.settings.relay_ports or (self.settings.port,)
-        relays = [f"relay-{number + 1}" for number in range(len(self.settings.relay_ports))] or [WEB]
-        for number, (path, token) in enumerate(zip(self.slices, self.credentials.worker_tokens, strict=True)):
-            name = f"worker-{number + 1}"
-            plan = ChildPlan(name, needs=(relays[number % len(relays)],), stop_stage=WORKERS_STOP)
-            command = [sys.executable, "-m", "kvasir.worker", "join", self.relay_url(ports[number % len(ports)])]
+        """On the loopback's own ports, which the backbones dial."""
+        for number, path in enumerate(self.slices):
+            plan = ChildPlan(f"worker-{number + 1}", needs=(WEB,), stop_stage=WORKERS_STOP)
+            command = [sys.executable, "-m", "kvasir.worker", "serve", "--listen", self.worker_addresses[number]]
             command += ["--slice", str(path), "--threads", str(self.settings.worker_threads), "--json"]
-            yield Child(plan, command, _has_joined, {"KVASIR_TOKEN": token})
+            yield Child(plan, command, _listens)
 
     def _backbones(self) -> Iterator[Child]:
+        workers = [f"worker-{number + 1}" for number in range(len(self.slices))]
         for number in range(self.settings.n_backbones):
             name = "backbone" if self.settings.n_backbones == 1 else f"backbone-{number + 1}"
             plan = ChildPlan(
                 name,
-                needs=(*self._store, WEB),
+                needs=(*self._store, WEB, *workers),
                 stop_stage=BACKBONES_STOP,
                 start_deadline_s=600.0,  # a large model from a slow disk
                 stop_deadline_s=self.backbone_stop_s + STOP_MARGIN_S,
             )
-            environment = {"REDIS_URL": self.redis_url, "KVASIR_TOKEN": self.credentials.backbone_token}
+            environment = {"REDIS_URL": self.redis_url}
+            if self.slices:
+                environment["KVASIR_WORKERS"] = ",".join(self.worker_addresses)
             yield Child(plan, self.backbone_command(name), _consumes, environment)
 
 
@@ -110,14 +110,6 @@ def _consumes(log: str) -> bool:
     return any(line.endswith(" ready.") for line in log.splitlines())
 
 
-def _has_joined(log: str) -> bool:
-    """Whether a worker's last word on it is that the relay took it."""
-    for line in reversed(log.splitlines()):
-        if line.startswith("{"):
-            try:
-                event = json.loads(line).get("event")
-            except ValueError:
-                continue
-            if event in {"joined", "left"}:
-                return bool(event == "joined")
-    return False
+def _listens(log: str) -> bool:
+    """Whether a worker says that it can be dialled."""
+    return any(line.startswith('{"event": "listening"') for line in log.splitlines())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +14,9 @@ import httpx
 from kvasir.errors import KvasirError
 
 READ_DEADLINE_S = 60.0  # between two pieces
+LOOK_EVERY_S = 0.2
+LOOK_DEADLINE_S = 5.0
+_WORKERS = re.compile(r"^kvasir_backbone_workers\{.*\} (\S+)$", re.MULTILINE)
 
 
 class SampleFailed(KvasirError):
@@ -59,6 +64,20 @@ def served_model(base_url: str, key: str) -> str:
         return str(reply.json()["data"][0]["id"])
     except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
         raise SampleFailed(f"the API lists no model: {type(error).__name__}: {error}") from error
+
+
+def wait_for_workers(base_url: str, key: str, n_workers: int, deadline_s: float) -> None:
+    """Until a backbone says that it has edges to so many workers. Raises SampleFailed when the time is up."""
+    until, n_found = time.monotonic() + deadline_s, 0
+    while n_found < n_workers:
+        if time.monotonic() > until:
+            raise SampleFailed(f"{n_found} of {n_workers} workers reached the backbone within {deadline_s:g} s")
+        time.sleep(LOOK_EVERY_S)
+        try:
+            reply = httpx.get(f"{base_url}/metrics", headers=_headers(key), timeout=LOOK_DEADLINE_S, trust_env=False)
+        except httpx.HTTPError:
+            continue
+        n_found = max((int(float(found)) for found in _WORKERS.findall(reply.text)), default=0)
 
 
 def write_sample(base_url: str, key: str, request: SampleRequest, on_text: Callable[[str], None]) -> Sample:

@@ -19,13 +19,14 @@ from typing import Any
 
 from kvasir.errors import KvasirError
 from kvasir_site.supervisor import ServiceFailed, Supervisor
-from kvasir_site.supervisor_sample import Sample, SampleRequest, served_model, write_sample
+from kvasir_site.supervisor_sample import Sample, SampleRequest, served_model, wait_for_workers, write_sample
 from kvasir_site.supervisor_settings import UpSettings
 from kvasir_site.supervisor_terminal import Terminal
 
 logger = logging.getLogger(__name__)
 
 ALONE_DEADLINE_S = 600.0
+WORKERS_DEADLINE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,7 @@ class ServiceUse:
         """Generate, compare, tell. Returns the model's name."""
         terminal, plan = self._terminal, self._plan
         model = served_model(self._base_url, self._key)
+        wait_for_workers(self._base_url, self._key, self._settings.n_workers, WORKERS_DEADLINE_S)
         request = SampleRequest(model, plan.prompt, plan.sampling)
         terminal.say("")
         terminal.stream(plan.prompt)
