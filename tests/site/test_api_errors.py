@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -263,3 +265,16 @@ def test_a_surprise_is_logged_and_told_without_details(site: Site, caplog: pytes
         reply = site.post("/v1/completions", COMPLETION)
     assert (reply.status, reply.error["code"]) == (500, "internal_error")
     assert b"secret place" not in reply.body and "secret place" in caplog.text
+
+
+def test_every_code_is_in_the_documentation() -> None:
+    root = Path(__file__).resolve().parents[2]
+    sources = [*root.glob("backbone/api*.py"), root / "backbone/event_mapping.py", root / "backbone/stream_reader.py"]
+    codes = {
+        code
+        for source in sources
+        for code in re.findall(r'(?:ApiError|Failed)?\(\s*[45]\d\d,\s*"([a-z_]+)"', source.read_text())
+    }
+    assert {"backbone_lost", "queue_full", "wrong_scope", "deadline_exceeded"} <= codes
+    text = (root / "docs/api.md").read_text()
+    assert sorted(code for code in codes if f"`{code}`" not in text) == []
