@@ -24,7 +24,7 @@ from relay.slice_planning import SliceShelf
 from relay.slice_server import SliceParts, SliceServer
 from tests.unit.moe_files import ModelSpec, write_model
 
-TOKEN = "kvs-good"
+TOKEN = "kvs-good"  # noqa: S105 (of no real node)
 SITE = "http://site.test"
 ORIGIN = "http://origin.test/model.gguf"
 RANGES = (ExpertRange(0, 1, 3), ExpertRange(0, 4, 6), ExpertRange(2, 0, 2))
@@ -53,7 +53,7 @@ class Site:
     card: ModelCard
     expected: bytes
     origin_url: str = ""
-    limits: SliceLimits = SliceLimits()
+    limits: SliceLimits = field(default_factory=SliceLimits)
     now: float = 0.0
     server: SliceServer = field(init=False)
 
@@ -83,7 +83,10 @@ class Site:
         return httpx.AsyncClient(transport=httpx.ASGITransport(self.server), headers=headers)
 
 
-def make_site(directory: Path, spec: ModelSpec = ModelSpec(), **options: Any) -> Site:
+TINY = ModelSpec()
+
+
+def make_site(directory: Path, spec: ModelSpec = TINY, **options: Any) -> Site:
     model = write_model(directory / "model.gguf", spec)
     with GGUFIndex.open(model) as index:
         card = ModelCard.from_index(index)
