@@ -29,7 +29,7 @@ from backbone.engine.reply_format import ReplyFormat, round_replies
 from backbone.engine.scheduler import Chunk
 from backbone.engine.step_rows import StepRows
 from backbone.engine.transport import Transport
-from kvasir.errors import EdgeError
+from kvasir.errors import EdgeError, EdgeTimeout
 from kvasir.experts import FloatRows
 from kvasir.kernels.api import EncodedRows
 
@@ -181,13 +181,13 @@ class ExpertDispatcher:
                     return
                 reason = answer
                 self._leave_out(attempt, reason)
-            if heard:
-                continue
-            is_hedged = hedge is not None
-            reason = first.late_reason
-            self._note_late(waiting)
-            hedge = None if is_hedged else self._hedge(job, first)
-            waiting = [] if hedge is None else [replace(first, due=hedge.due), hedge]
+            if not heard:
+                reason = first.late_reason
+                self._note_late(waiting)
+            if hedge is None and (hedge := self._hedge(job, first)) is not None:
+                waiting = [replace(attempt, due=hedge.due) for attempt in waiting] + [hedge]
+            elif not heard:
+                break
         self.hedges.n_to_own += 1
         self._compute_here(job, first.batch.pair_slots, outputs, reason)
 
@@ -212,6 +212,7 @@ class ExpertDispatcher:
         """What was answered, or why it cannot be used whatever it says."""
         answer = attempt.heard.result()
         if isinstance(answer, EdgeError):
+            self.hedges.n_late += isinstance(answer, EdgeTimeout)
             return str(answer)
         wanted = (len(attempt.batch.pair_slots), self._store.card.d_model)
         if answer.shape != wanted:
@@ -234,7 +235,8 @@ class ExpertDispatcher:
         is_right = True
         if self._guard is not None:
             reply = Reply(batch.worker_id, job.layer, job.rows, pair_rows, job.expert_ids.reshape(-1)[slots], usable)
-            requests, strict = job.step.requests_of(batch.rows), job.step.strict_pairs(pair_rows)
+            strict = job.step.strict_pairs(pair_rows)
+            requests = job.step.requests_of(pair_rows if strict is None else pair_rows[~strict])
             usable, is_right = self._guard.receive(reply, requests, strict)
         outputs[slots] = usable
         by_worker = Served(job.layer, batch.worker_id, pair_rows, "worker")

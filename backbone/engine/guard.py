@@ -114,8 +114,8 @@ class WorkGuard:
     def receive(self, reply: Reply, request_ids: Iterable[str], must_confirm: Mask | None) -> tuple[FloatRows, bool]:
         """The outputs to use in place of a reply's [n_pairs, d_model], and whether the worker keeps its credit.
 
-        `must_confirm` bool [n_pairs] are those that a strict request needs confirmed. Values that are not finite are
-        confirmed always. Raises KernelError when our own side cannot compute what must be confirmed.
+        `request_ids` are those that may use it unconfirmed, `must_confirm` bool [n_pairs] the pairs of strict ones.
+        Values that are not finite are confirmed always. Raises KernelError when our own side cannot compute.
         """
         self.counters.n_replies += 1
         worker_id = reply.worker_id

@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from backbone.engine.dispatch import ExpertDispatcher
 from backbone.engine.engine import Engine
+from backbone.engine.guard import WorkGuard
+from backbone.engine.hedging import HedgeCounters
 from backbone.engine.loaded_model import LoadedModel
 from backbone.engine.reply_format import ReplyFormat
 from backbone.engine.sampling_params import SamplingParams
@@ -38,6 +40,7 @@ class Generation:
     n_prompt_tokens: int
     seconds: float = 0.0
     tally: Tally = field(default_factory=Tally)
+    hedges: HedgeCounters = field(default_factory=HedgeCounters)
 
     @property
     def n_output_tokens(self) -> int:
@@ -59,12 +62,18 @@ def generate(
     settings: DispatchSettings | None = None,
     on_text: Callable[[int, str], None] = lambda number, text: None,
     max_rows: int = 512,
+    guard: WorkGuard | None = None,
+    strict: Collection[int] = (),
 ) -> Generation:
-    """Run prompts (token ids) together to their ends. `on_text` gets the prompt's number and each new piece of text."""
+    """Run prompts (token ids) together to their ends. `on_text` gets the prompt's number and each new piece of text.
+
+    A `guard` checks what workers answer; the prompts numbered in `strict` use nothing unconfirmed.
+    """
     settings = settings or DispatchSettings()
     result = Generation([[] for _ in prompts], [[] for _ in prompts], sum(map(len, prompts)))
     sequences = [
-        EngineSequence(str(number), ids, params, loaded.tokenizer, choice=number) for number, ids in enumerate(prompts)
+        EngineSequence(str(number), ids, params, loaded.tokenizer, choice=number, is_strict=number in strict)
+        for number, ids in enumerate(prompts)
     ]
     experts = ExpertDispatcher(
         loaded.store,
@@ -72,6 +81,7 @@ def generate(
         deadline_s=settings.deadline_s,
         reply_format=settings.reply_format,
         on_served=result.tally.add,
+        guard=guard,
     )
 
     def keep_digest(sequence: EngineSequence, logits: object) -> None:
@@ -82,6 +92,7 @@ def generate(
     started = time.perf_counter()
     asyncio.run(_run(engine, sequences, on_text))
     result.seconds = time.perf_counter() - started
+    result.hedges = experts.hedges
     result.output_ids = [sequence.output_ids for sequence in sequences]
     return result
 
