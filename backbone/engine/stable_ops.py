@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 import torch
+from gguf import GGMLQuantizationType
 from torch import Tensor
 
 from backbone.engine.ops import KVLayer, Linear, Segment
@@ -42,10 +43,14 @@ class StableOps:
         self._rows = NativeRowOps(isa, n_threads)
 
     def make_linear(self, matrix: WeightMatrix, bias: Tensor | None = None) -> Linear:
-        """KX1 in place where it has the type and the width, else dequantised once to f32."""
-        is_exact = matrix_refusal(matrix) is None
-        weight = self._kx1.prepare(matrix) if is_exact else dequantised(matrix)
-        return Linear(matrix.n_in, matrix.n_out, weight, bias)
+        """KX1 in place where it has the type and the width, else dequantised once to f32.
+
+        In a Q8_0 matrix the weights are so near that KX1's rounding of the rows would be most of the error.
+        """
+        if matrix_refusal(matrix) is not None:
+            return Linear(matrix.n_in, matrix.n_out, dequantised(matrix), bias)
+        n_terms = 2 if matrix.quant_type is GGMLQuantizationType.Q8_0 else 1
+        return Linear(matrix.n_in, matrix.n_out, self._kx1.prepare(matrix, n_terms), bias)
 
     def linear(self, x: Tensor, *linears: Linear) -> tuple[Tensor, ...]:
         """x [T, n_in] -> one [T, n_out] a linear; x is quantised once for those that KX1 computes."""

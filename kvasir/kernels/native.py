@@ -17,7 +17,7 @@ import numpy.typing as npt
 from kvasir.errors import ConfigError, KernelError
 from kvasir.kernels.build import LIBRARY_NAME, NATIVE_DIR, NEXT_STEP
 
-API_VERSION = 2
+API_VERSION = 3
 
 # experts.h
 BAD_CODE = -5
@@ -49,6 +49,7 @@ class LinearCall(ctypes.Structure):
     _fields_: ClassVar = [
         ("type", c_int32),
         ("exponent", c_int32),
+        ("n_terms", c_int32),
         ("weights", c_void_p),
         ("n_out", c_int64),
         ("out", c_void_p),

@@ -167,15 +167,56 @@ def test_linear_gives_the_oracle_bits_for_several_matrices(isa: str, quant_type:
         assert all(same_bits(a, right[7:8]) for a, right in zip(alone, wanted, strict=True))
 
 
-def test_linear_of_many_rows_equals_its_parts_and_is_near_the_float_product() -> None:
+@pytest.mark.parametrize(("n_terms", "limit"), [(1, 0.02), (2, 2e-4)])
+def test_linear_of_many_rows_equals_its_parts_and_is_near_the_float_product(n_terms: int, limit: float) -> None:
     matrix = WeightMatrix(Quant.Q8_0, 40, D_MODEL, made_weights(Quant.Q8_0, 40, D_MODEL, 5).reshape(-1))
     rows = np.random.default_rng(0).standard_normal((300, D_MODEL)).astype(np.float32)
     kernel = KX1Kernel(n_threads=2)
-    whole = kernel.linear(rows, [kernel.prepare(matrix)])[0]
-    parts = [kernel.linear(rows[start : start + 77], [kernel.prepare(matrix)])[0] for start in range(0, 300, 77)]
+    prepared = [kernel.prepare(matrix, n_terms)]
+    whole = kernel.linear(rows, prepared)[0]
+    parts = [kernel.linear(rows[start : start + 77], prepared)[0] for start in range(0, 300, 77)]
     assert same_bits(whole, np.concatenate(parts))
     exact = rows.astype(np.float64) @ gguf.dequantize(matrix.data.reshape(40, -1), Quant.Q8_0).astype(np.float64).T
-    assert np.linalg.norm(whole - exact) < 0.02 * np.linalg.norm(exact)
+    assert np.linalg.norm(whole - exact) < limit * np.linalg.norm(exact)
+
+
+def two_terms(matrix: WeightMatrix, rows: FloatRows) -> FloatRows:
+    """KX1 of the rows and of what their codes leave, from the oracle, added in f32 without infinities."""
+    codes = quantise(rows)
+    units = codes.multipliers.astype(np.float64) * np.exp2(codes.exponents.astype(np.float64) - 150)[..., None]
+    kept = codes.codes.reshape(*units.shape, -1) * units[..., None]
+    residual = (rows.astype(np.float64) - kept.reshape(rows.shape)).astype(np.float32)
+    exact = ExactMatrix.of(matrix)
+    with np.errstate(over="ignore"):
+        sums = matmul(exact, codes) + matmul(exact, quantise(residual))
+    return np.clip(sums, -np.finfo(np.float32).max, np.finfo(np.float32).max)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_a_second_term_is_kx1_of_what_the_first_leaves(isa: str) -> None:
+    """Also beside matrices of one term, for rows of zeros, of the largest values and of powers of two."""
+    data = made_weights(Quant.Q8_0, 75, D_MODEL, 9).reshape(-1)
+    largest = np.full(len(data), 127, np.uint8).reshape(-1, 34)
+    largest[:, :2] = (0xFF, 0x7B)  # the largest f16
+    matrices = [
+        WeightMatrix(Quant.Q8_0, 75, D_MODEL, data),
+        WeightMatrix(Quant.Q4_K, 40, D_MODEL, made_weights(Quant.Q4_K, 40, D_MODEL, 3).reshape(-1)),
+        WeightMatrix(Quant.Q8_0, 75, D_MODEL, largest.reshape(-1)),
+    ]
+    rows = np.concatenate([ROWS, np.zeros((3, D_MODEL), np.float32), plain_rows(100, D_MODEL, 8)])
+    wanted = [
+        two_terms(matrices[0], rows),
+        matmul(ExactMatrix.of(matrices[1]), quantise(rows)),
+        two_terms(matrices[2], rows),
+    ]
+    for n_threads in (1, 3):
+        kernel = KX1Kernel(isa, n_threads)
+        prepared = [kernel.prepare(matrix, n) for matrix, n in zip(matrices, (2, 1, 2), strict=True)]
+        for outputs, right in zip(kernel.linear(rows, prepared), wanted, strict=True):
+            assert np.isfinite(outputs).all()
+            assert same_bits(outputs, right)
+        for n in (1, 2, 65):
+            assert same_bits(kernel.linear(rows[:n], prepared)[0], wanted[0][:n])
 
 
 def changed(at: int, value: int) -> EncodedRows:
@@ -244,7 +285,11 @@ def test_widths_and_types_that_kx1_lacks_are_refused_with_the_reason() -> None:
     wide = WeightMatrix(Quant.Q8_0, 1, 32768, np.zeros(row_bytes(Quant.Q8_0, 32768), np.uint8))
     with pytest.raises(KernelError, match="32768 columns"):
         kernel.prepare(wide)
-    matrix = kernel.prepare(WeightMatrix(Quant.Q8_0, 1, 256, np.zeros(272, np.uint8)))
+    narrow = WeightMatrix(Quant.Q8_0, 1, 256, np.zeros(272, np.uint8))
+    for n_terms in (0, 3):
+        with pytest.raises(KernelError, match=f"n_terms is {n_terms}"):
+            kernel.prepare(narrow, n_terms)
+    matrix = kernel.prepare(narrow)
     with pytest.raises(KernelError, match="256 columns"):
         kernel.linear(ROWS, [matrix])
 

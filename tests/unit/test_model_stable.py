@@ -141,31 +141,30 @@ def test_float_files_give_llama_cpps_logits(architecture: str, llama_cpp: LlamaC
     path.unlink()
 
 
-# Largest ratio of KX1's error to llama.cpp's. K-quants must be better. On Q8_0 files KX1's four-bit sub-block
-# multipliers cost 5 to 7 % against ggml's own scale for each 32 activations, which is what this bound says.
-ERROR_RATIOS = {"Q4_K": 0.9, "Q5_K": 0.95, "Q8_0": 1.1}
+# Largest ratio of our error to llama.cpp's, of any architecture; measured are at most 0.79, 0.90 and 0.79.
+ERROR_RATIOS = {"Q4_K": 0.9, "Q5_K": 0.98, "Q8_0": 0.9}
 
 
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("quantisation", ERROR_RATIOS)
-def test_error_against_float64_is_within_llama_cpps_own(quantisation: str, llama_cpp: LlamaCpp, tmp_path: Path) -> None:
+def test_error_against_float64_is_below_llama_cpps_own(
+    quantisation: str, architecture: str, llama_cpp: LlamaCpp, tmp_path: Path
+) -> None:
     """Relative error of each token's logits on the same quantised file; the medians over all tokens are compared.
 
-    Every expert is used, so that no near-tie route, which rounding may flip either way, decides the outcome. The
-    tokens of all architectures are pooled.
+    Every expert is used, so that no near-tie route, which rounding may flip either way, decides the outcome.
     """
     tokens = np.random.default_rng(0).integers(0, 256, 48).tolist()
-    ours, theirs = [], []
-    path = tmp_path / "m.gguf"
-    for architecture in ARCHITECTURES:
-        write_tiny(path, TinyModel(architecture, quantisation, shape=TinyShape(n_layer=3, n_expert=4, n_used=4)))
-        with torch_oracle(path, TorchOps(torch.float64)) as (model, experts):
-            exact = run_chunks(model, experts, tokens, [48])
-        with stable(path) as pair:
-            ours.append(relative_errors(run_chunks(*pair, tokens, [48]), exact))
-        llama_cpp.load(path)
-        theirs.append(relative_errors(torch.from_numpy(llama_cpp.logits(tokens)), exact))
-    ratio = float(torch.cat(ours).median() / torch.cat(theirs).median())
-    assert ratio <= ERROR_RATIOS[quantisation]
+    shape = TinyShape(n_layer=3, n_expert=4, n_used=4)
+    path = write_tiny(tmp_path / "m.gguf", TinyModel(architecture, quantisation, shape=shape))
+    with torch_oracle(path, TorchOps(torch.float64)) as (model, experts):
+        exact = run_chunks(model, experts, tokens, [48])
+    with stable(path) as pair:
+        ours = relative_errors(run_chunks(*pair, tokens, [48]), exact)
+    llama_cpp.load(path)
+    theirs = relative_errors(torch.from_numpy(llama_cpp.logits(tokens)), exact)
+    path.unlink()
+    assert float(ours.median() / theirs.median()) <= ERROR_RATIOS[quantisation]
 
 
 def relative_errors(logits: Tensor, exact: Tensor) -> Tensor:

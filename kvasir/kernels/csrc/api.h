@@ -10,30 +10,9 @@
 #define KV_API __declspec(dllexport)
 #else
 #define KV_API __attribute__((visibility("default")))
-/* Float rows; isa is a KX1 build, whose float operations are used. See rowops.h. */
-KV_API void kv_matmul(const kx1_isa *isa, const float *x, int64_t n, int64_t cols, const float *w, int64_t n_out,
-                      float *out, int n_threads);
-KV_API void kv_norm(const kx1_isa *isa, const float *x, int64_t n, int64_t d, float factor, float eps,
-                    const float *weight, float *out, int n_threads);
-KV_API int kv_elementwise(const kx1_isa *isa, int operation, const float *x, const float *y, int64_t n, float *out,
-                          int n_threads);
-KV_API void kv_softmax(const kx1_isa *isa, const float *x, int64_t n, int64_t d, float *out, int n_threads);
-KV_API void kv_rope(const float *x, int64_t n, int64_t n_head, int64_t d, const float *cos, const float *sin,
-                    int64_t d_rot, int adjacent_pairs, float *out, int n_threads);
-KV_API void kv_combine(const float *partials, const float *weights, int64_t n, int64_t n_used, int64_t d, float *out,
-                       int n_threads);
-KV_API int kv_attention(const kx1_isa *isa, const attention_shape *shape, const float *q, const float *keys,
-                        const float *values, const segment *segments, int64_t n_segments, float scale, float *out,
-                        int n_threads);
-KV_API void kv_conv(const float *x, int64_t channels, const float *weight, int64_t width, float *state,
-                    const segment *segments, int64_t n_segments, float *out, int n_threads);
-KV_API void kv_delta_rule(const kx1_isa *isa, const delta_shape *shape, const float *q, const float *k, const float *v,
-                          const float *decay, const float *beta, float *state, const segment *segments,
-                          int64_t n_segments, float *out, int n_threads);
-
 #endif
 
-#define KV_API_VERSION 2 /* raise it with every change of a signature or a struct */
+#define KV_API_VERSION 3 /* raise it with every change of a signature or a struct */
 
 KV_API int kv_api_version(void);
 

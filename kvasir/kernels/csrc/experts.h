@@ -45,13 +45,14 @@ int kx1_experts(const kx1_isa *isa, const kx1_layer *layer, const uint8_t *rows,
 typedef struct {
     int32_t type;
     int32_t exponent;
+    int32_t n_terms; /* 1: KX1 of the row. 2: and of what its quantisation leaves, the two outputs added in f32 */
     const uint8_t *weights;
     int64_t n_out;
     float *out; /* [n_rows, n_out] */
 } kx1_linear;
 
 /* matrix.out = rows times matrix, for each of several matrices of `cols` columns; rows f32 [n_rows, cols] are quantised
- * once. Returns KV_OK or an error. */
+ * once for all matrices of one n_terms. Returns KV_OK or an error. */
 int kx1_linears(const kx1_isa *isa, const float *rows, int64_t n_rows, int64_t cols, const kx1_linear *matrices,
                 int n_matrices, int n_threads);
 

@@ -57,6 +57,9 @@ int32_t kx1_weight_exponent(int type, const uint8_t *weights, int64_t rows, int6
 /* Bytes of one weight row, 0 when the type is unknown or cols is not a multiple of 256 or over KX1_MAX_COLS. */
 int64_t kx1_row_bytes(int type, int64_t cols);
 
+/* residual = row - what its prepared blocks stand for, rounded once; always finite. */
+void kx1_residual(const float *row, int64_t cols, const kx1_block *x, int64_t stride, float *residual);
+
 /* The packed form in which rows travel: per block 256 codes, 4 bytes of multipliers (a_0 in the low nibble of the
  * first byte), 1 byte of exponent (0, or kb - 13). */
 int kx1_pack(const float *row, int64_t cols, uint8_t *packed);                 /* 0, or -1: a value is not finite */

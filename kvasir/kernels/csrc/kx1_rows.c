@@ -1,5 +1,6 @@
 /* The packed form in which rows travel: 261 bytes per 256 values, without loss. Reads f32 rows and writes packed ones
- * for the sender; checks and unpacks for the kernel. Never trusts a byte that came from elsewhere. */
+ * for the sender; checks and unpacks for the kernel. Never trusts a byte that came from elsewhere. And what a prepared
+ * row leaves of the row that it was made of. */
 #include "kx1_block.h"
 
 enum { PACKED_MULTIPLIERS = KX1_BLOCK, PACKED_EXPONENT = KX1_BLOCK + 4, EXPONENT_BASE = 13 };
@@ -52,4 +53,24 @@ int kx1_unpack(const uint8_t *packed, int64_t cols, kx1_block *x, int64_t stride
     kx1_row_shifts(x, n_blocks, stride, largest);
     *kt = largest;
     return 0;
+}
+
+/* 2^(kb - 150) as a double, in which q * a * 2^(kb - 150) and its distance from an f32 value are exact but for values
+ * far below the block's largest. (In f32 the product may exceed the largest value.) */
+static double unit_of(int32_t exponent) {
+    const uint64_t bits = (uint64_t)(exponent - 150 + 1023) << 52;
+    double unit;
+    memcpy(&unit, &bits, sizeof unit);
+    return unit;
+}
+
+void kx1_residual(const float *row, int64_t cols, const kx1_block *x, int64_t stride, float *residual) {
+    for (int64_t b = 0; b < cols / KX1_BLOCK; b++, row += KX1_BLOCK, residual += KX1_BLOCK) {
+        const kx1_block *const block = x + b * stride;
+        const double unit = unit_of(block->exponent);
+        for (int j = 0; j < 8; j++) {
+            const double step = unit * block->multiplier[j];
+            for (int i = 32 * j; i < 32 * j + 32; i++) residual[i] = (float)(row[i] - step * block->code[i]);
+        }
+    }
 }
