@@ -7,6 +7,7 @@ gathered while a message leaves goes out as one bundle. Reconnecting is its owne
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -30,12 +31,15 @@ from kvasir.relay_records import (
 from kvasir.signs_of_life import KEEP_ALIVE, LOOK_EVERY_S, SignsOfLife
 from kvasir.wire import decode
 from kvasir.wire_frames import Frame, Goaway, Hello, Ping, Pong, Refuse, Role, Welcome
-from kvasir.wire_header import HEADER, Buffer, Kind
+from kvasir.wire_header import HEADER_BYTES, Buffer, Kind
 
 CLOSE_DEADLINE_S = 2.0
+KIND_AT = 5  # where a frame's header holds its kind
 MAX_WAITING_MESSAGES = 8  # received and not yet taken; then the library stops reading
 FIRST_OF_EDGE = {Role.WORKER: Kind.HELLO, Role.BACKBONE: Kind.WELCOME}  # what opens an edge, by who receives it
 
+
+log = logging.getLogger(__name__)
 
 OnEdge = Callable[[RelayLink, "RelaySocket"], None]
 
@@ -62,9 +66,12 @@ class RelaySocket:
         self._links: dict[int, RelayLink] = {}
         self._outgoing: deque[tuple[RelayLink | None, list[Buffer], int, int]] = deque()
         self._has_outgoing = asyncio.Event()
+        self._is_idle = asyncio.Event()  # all that was posted has left
+        self._is_idle.set()
         self._tasks: list[asyncio.Task[None]] = []
         self._connection: _Connection | None = None
         self._welcome: Welcome | None = None
+        self._parting = ""  # why this side closes
         self.goaway = ""
         self.closed: asyncio.Future[str] = self._loop.create_future()
 
@@ -93,12 +100,17 @@ class RelaySocket:
         except (OSError, WebSocketException) as error:
             socket._abort("it cannot be reached")
             raise EdgeError(f"relay {url} cannot be reached: {error}") from error
+        except WireError as error:
+            socket._abort("it does not speak this protocol")
+            raise EdgeError(f"relay {url} does not speak this protocol: {error}") from error
         except BaseException:
             socket._abort("the handshake was given up")
             raise
         socket._tasks = [
             socket._loop.create_task(work) for work in (socket._receive(), socket._send(), socket._stay_alive())
         ]
+        for task in socket._tasks:
+            task.add_done_callback(socket._task_ended)
         return socket
 
     @property
@@ -110,12 +122,12 @@ class RelaySocket:
 
     async def close(self, reason: str) -> None:
         """Send what is queued, close, and end every edge."""
+        self._parting = reason
         connection = self._connection
         if connection is not None and not self.closed.done():
             with suppress(TimeoutError, ConnectionClosed):
                 async with asyncio.timeout(CLOSE_DEADLINE_S):
-                    while self._outgoing and not self.closed.done():
-                        await asyncio.sleep(0)
+                    await self._is_idle.wait()
                     await connection.close(reason=reason[:100])
         self._abort(reason)
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -126,6 +138,7 @@ class RelaySocket:
         """Queue one frame of an edge, or of the relay's own when there is no link."""
         self._outgoing.append((link, buffers, link.number if link is not None else RELAY_EDGE, n_bytes))
         self._has_outgoing.set()
+        self._is_idle.clear()
 
     def forget(self, link: RelayLink) -> None:
         """Drop what still comes for an edge."""
@@ -167,7 +180,7 @@ class RelaySocket:
                 continue
             link = self._links.get(number)
             if link is None:
-                if HEADER.unpack_from(message, start)[2] != FIRST_OF_EDGE[self._hello.role]:
+                if stop - start < HEADER_BYTES or message[start + KIND_AT] != FIRST_OF_EDGE[self._hello.role]:
                     continue  # for an edge that this side has closed
                 link = self._links[number] = RelayLink(number, self, self._loop.time)
                 self._on_edge(link, self)
@@ -197,6 +210,8 @@ class RelaySocket:
                 for link, n_bytes in taken:
                     if link is not None:
                         link.sent(n_bytes)
+                if not self._outgoing:
+                    self._is_idle.set()
 
     def _next_bundle(self) -> tuple[list[tuple[RelayLink | None, int]], bytes]:
         taken, parts, total = list[tuple[RelayLink | None, int]](), list[Buffer](), 0
@@ -225,6 +240,13 @@ class RelaySocket:
                 case KeepAliveAction.NOTHING:
                     pass
 
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        """A defect must not leave a socket that nobody serves."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            log.error("socket to relay %s failed", self._url, exc_info=error)
+            self._abort(f"relay {self._url}: {type(error).__name__}: {error}")
+
     def _open_connection(self) -> _Connection:
         if self._connection is None:
             raise EdgeError(f"relay {self._url} is not connected")
@@ -234,11 +256,12 @@ class RelaySocket:
         """Close for good: every edge is lost now."""
         if self.closed.done():
             return
-        self.closed.set_result(reason)
+        self.closed.set_result(self._parting or reason)
+        self._is_idle.set()
         if self._connection is not None:
             self._connection.transport.abort()
         for link in tuple(self._links.values()):
-            link.lost(reason)
+            link.lost(self._parting or reason)
         current = asyncio.current_task()
         for task in self._tasks:
             if task is not current:

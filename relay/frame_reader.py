@@ -11,8 +11,12 @@ from collections.abc import Callable
 
 try:
     from websockets.speedups import apply_mask
+
+    HAS_FAST_UNMASKING = True
 except ImportError:  # a platform without the C code
     from websockets.utils import apply_mask
+
+    HAS_FAST_UNMASKING = False
 
 BINARY_FINAL = 0x82
 MASKED = 0x80

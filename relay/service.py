@@ -16,6 +16,7 @@ from kvasir.relay_directory import REFRESH_EVERY_S, FixedDirectory, RelayDirecto
 from kvasir.wire_frames import Refuse, RefuseCode, clipped
 from market import tokens
 from relay.application import RelayApplication
+from relay.frame_reader import HAS_FAST_UNMASKING
 from relay.hub import Hub, HubLimits
 from relay.sql_thread import SqlThread
 from relay.usage import UsageBook, write_usage
@@ -106,11 +107,16 @@ class RelayService:
 
 
 def warn_without_unmasking() -> None:
-    """Warn when Autobahn came without its C code: every byte from a worker then costs many times the CPU."""
+    """Warn when the C code that unmasks what clients send is missing: every byte then costs many times the CPU."""
     from autobahn.websocket import USES_NVX
 
     if not USES_NVX:
         log.warning(
-            "autobahn runs without its C code (NVX): large messages cost up to 40 times the CPU. Install a wheel that "
-            "has it, or a C compiler before `pip install autobahn`, and leave AUTOBAHN_USE_NVX unset"
+            "autobahn runs without its C code (NVX): messages in fragments cost up to 40 times the CPU. Install a "
+            "wheel that has it, or a C compiler before `pip install autobahn`, and leave AUTOBAHN_USE_NVX unset"
+        )
+    if not HAS_FAST_UNMASKING:
+        log.warning(
+            "websockets runs without its C code: unmasking costs several times the CPU. Install a wheel that has it, "
+            "or a C compiler before `pip install websockets`"
         )
