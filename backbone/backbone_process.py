@@ -45,6 +45,9 @@ logger = logging.getLogger(__name__)
 _REDIS_TIMEOUT_S = 2.0
 _MAX_CONNECTIONS = 1024
 _LATE_S = 30.0  # after its deadline a request's stream must have ended; then the task gives up on it
+_NOT_TAKEN_WAIT_S = 10.0
+_NOT_TAKEN = Failed(503, "redis_lost", "the message store could not be reached; send the request again")
+_NOT_READ = Failed(500, "engine_error", "the backbone could not read this request")
 
 
 def redis_connection(url: str) -> Redis:
@@ -121,7 +124,10 @@ class BackboneProcess:
         try:
             self._serve(request, stream)
         except RedisError as error:
+            # It may have been taken all the same. Should another one have its stream, this entry is refused there.
             logger.error("request %s could not be taken: %s", request.request_id, error)
+            self._writer.put([(request.request_id, _NOT_TAKEN)])
+            stream.finished.wait(_NOT_TAKEN_WAIT_S)
         finally:
             self._writer.close(stream)
             self._cancelled.discard(request.request_id)
@@ -145,6 +151,9 @@ class BackboneProcess:
             self._service.submit(self._intake.job(request))
         except KvasirError as error:
             self._writer.put([(request.request_id, refusal(error))])
+        except Exception:  # whatever it was, the reader must hear of it
+            logger.exception("request %s could not be read", request.request_id)
+            self._writer.put([(request.request_id, _NOT_READ)])
         if request.request_id in self._cancelled:  # it came while the prompt was read
             self._service.cancel(request.request_id)
 

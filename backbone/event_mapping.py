@@ -79,9 +79,12 @@ class EventMapper:
         sampled = event.sampled
         if sampled.logprob is None:
             return Token(event.choice, sampled.token, event.text)
-        token_bytes = self.tokenizer.token_bytes
-        tops = tuple(TopLogprob(top.token, token_bytes(top.token), top.logprob) for top in sampled.top_logprobs)
-        return Token(event.choice, sampled.token, event.text, token_bytes(sampled.token), sampled.logprob, tops)
+        tops = tuple(TopLogprob(top.token, self._bytes(top.token), top.logprob) for top in sampled.top_logprobs)
+        return Token(event.choice, sampled.token, event.text, self._bytes(sampled.token), sampled.logprob, tops)
+
+    def _bytes(self, token: int) -> bytes:
+        """A model may have more outputs than its vocabulary has tokens: those stand for nothing."""
+        return self.tokenizer.token_bytes(token) if token < self.tokenizer.n_vocab else b""
 
 
 def swarm_share(shares: Shares) -> SwarmShare:

@@ -25,7 +25,7 @@ from redis.exceptions import RedisError
 
 from backbone.events import Event
 from backbone.payloads import GenerationRequest
-from backbone.stream_keys import CANCEL_CHANNEL, CLAIM_MARGIN_S, QUEUE, TASK, cancelled_key
+from backbone.stream_keys import CANCEL_CHANNEL, CLAIM_MARGIN_S, QUEUE, TASK, cancelled_key, queued_key
 from backbone.stream_reader import ReadLimits, StreamReader
 from kvasir.errors import KvasirError
 
@@ -77,10 +77,12 @@ async def enqueue(request: GenerationRequest, streams: StreamSettings | None = N
     """
     streams = streams or StreamSettings.from_django()
     text = request.to_json()
+    client = redis_client(streams.redis_url)
     try:
-        n_waiting = int(await redis_client(streams.redis_url).llen(QUEUE))
+        n_waiting = int(await client.llen(QUEUE))
         if n_waiting >= streams.queue_limit:
             raise QueueFull(n_waiting, streams.queue_limit)
+        await client.set(queued_key(request.request_id), "1", ex=int(streams.queue_wait_s) + CLAIM_MARGIN_S)
         send = asyncio.to_thread(_send, streams, request.request_id, text)
         await asyncio.wait_for(send, ENQUEUE_DEADLINE_S)
     except (RedisError, KombuError, OSError) as error:  # a TimeoutError is an OSError

@@ -26,6 +26,11 @@ def stream_key(request_id: str) -> str:
     return f"gen:{request_id}"
 
 
+def queued_key(request_id: str) -> str:
+    """Set while the request may be on the queue, so that a reader knows a lost request from one that waits."""
+    return f"gen:{request_id}:queued"
+
+
 def owner_key(request_id: str) -> str:
     """Which backbone took the request."""
     return f"gen:{request_id}:owner"

@@ -15,7 +15,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from backbone.events import Event, EventError, Failed, event_from_json, is_last
-from backbone.stream_keys import BACKBONES, EVENT_FIELD, entry_number, lease_key, owner_key, stream_key
+from backbone.stream_keys import BACKBONES, EVENT_FIELD, entry_number, lease_key, owner_key, queued_key, stream_key
 
 _BATCH = 256
 Entries: TypeAlias = "list[tuple[str, dict[str, str]]]"
@@ -80,8 +80,8 @@ class StreamReader:
             if await self._client.exists(lease_key(str(owner))):
                 return None
             return Failed(502, "backbone_lost", "the backbone that served this request went away; send it again")
-        if has_begun:
-            return Failed(503, "redis_lost", "the message store lost this request; send it again")
+        if has_begun or not await self._client.exists(queued_key(request_id)):
+            return Failed(503, "redis_lost", "the message store does not know this request any more; send it again")
         if waited_s >= self._limits.queue_wait_s:
             message = f"no backbone had time for this request within {self._limits.queue_wait_s:g} s"
             return Failed(503, "queue_timeout", message)

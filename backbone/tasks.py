@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_LAST_RESORT_S = 15.0
 _process: BackboneProcess | None = None
 
 
@@ -74,5 +75,9 @@ def generate(request_json: str) -> None:
 
 
 def _end_process() -> None:
-    """The engine is dead: leave, so that whoever supervises this process starts a new one."""
+    """The engine is dead or hangs: leave, so that whoever supervises this process starts a new one."""
     os.kill(os.getpid(), signal.SIGTERM)
+    # A hanging engine's tasks never end, and Celery would wait for them.
+    last_resort = threading.Timer(settings.KVASIR_SERVICE.stop_s + _LAST_RESORT_S, os._exit, (1,))
+    last_resort.daemon = True
+    last_resort.start()

@@ -18,6 +18,8 @@ from backbone import stream_keys as keys
 from backbone.backbone_process import BackboneProcess, redis_connection
 from backbone.cancel_listener import CancelListener
 from backbone.directory import ModelEntry
+from backbone.engine.jobs import NewToken
+from backbone.engine.sampling import Sampled, TokenLogprob
 from backbone.event_writer import EventWriter
 from backbone.events import Done, End, Event, Failed, Queued, Started, SwarmShare, Token, Usage, event_from_json
 from backbone.heartbeat import Heartbeat
@@ -262,6 +264,26 @@ def test_a_process_refuses_with_words(process: BackboneProcess, redis: Redis) ->
     ((_, event),) = entries(redis, request.request_id)
     assert isinstance(event, Failed) and (event.status, event.code) == (400, "context_length_exceeded")
     process.generate("{}")  # nothing that can be answered
+
+
+def test_a_bug_in_reading_a_request_is_an_answer(
+    process: BackboneProcess, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_: GenerationRequest) -> None:
+        raise ArithmeticError("a bug")
+
+    monkeypatch.setattr(process._intake, "job", broken)
+    request = completion()
+    finish(serve(process, request))
+    ((_, event),) = entries(redis, request.request_id)
+    assert isinstance(event, Failed) and event.status == 500 and "bug" not in event.message
+
+
+def test_outputs_without_a_token_have_no_bytes(process: BackboneProcess) -> None:
+    beyond = process._loaded.tokenizer.n_vocab
+    sampled = Sampled(5, -1.0, (TokenLogprob(beyond, -0.5),))
+    event = process._mapper.event(NewToken(0, sampled, "x"))
+    assert isinstance(event, Token) and event.top_logprobs[0].data == b"" and event.data
 
 
 def test_a_request_is_not_taken_while_redis_is_away(model_process: BackboneProcess) -> None:

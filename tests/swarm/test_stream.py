@@ -26,6 +26,7 @@ from backbone.stream_keys import (
     lease_key,
     model_key,
     owner_key,
+    queued_key,
     stats_key,
     stream_key,
 )
@@ -137,6 +138,9 @@ def test_a_backbone_without_a_lease_is_lost(server: RedisServer) -> None:
 
 def test_nobody_takes_the_request(server: RedisServer) -> None:
     request_id = request().request_id
+    assert failure(read_all(server, request_id)) == ("0", "redis_lost", 503)  # it is not even on the queue
+    with server.client() as client:
+        client.set(queued_key(request_id), "1")
     assert failure(read_all(server, request_id, no_backbone_s=0.1)) == ("0", "no_backbone", 503)
     own(server, "other", alive=True)
     assert failure(read_all(server, request_id, queue_wait_s=0.1)) == ("0", "queue_timeout", 503)
