@@ -6,11 +6,13 @@ from django.urls import URLPattern, URLResolver, path
 
 from backbone import api_docs, api_health
 from backbone.api import api
+from market.api import api as market_api
 
 urlpatterns: list[URLPattern | URLResolver] = [
     path("v1/docs", api_docs.page),
     path("v1/docs/<str:name>", api_docs.file),
     path("v1/", api.urls),
+    path("api/", market_api.urls),
     path("healthz", api_health.healthz),
     path("readyz", api_health.readyz),
     path("metrics", api_health.metrics),

@@ -118,6 +118,10 @@ class CoverageStore:
         """The worker is gone, and so is what it was promised. False when nothing was known of it."""
         return bool(self._run("LEAVE", worker_id))
 
+    def n_workers(self) -> int:
+        """How many workers live, those that ended and were not taken away yet included."""
+        return int(self.client.zcard(coverage_key(self.facts.fingerprint, "beats")))
+
     def look(self, worker_id: str = "") -> View:
         """Everything at one moment, after a sweep if one was due."""
         view = self._look(worker_id)

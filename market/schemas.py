@@ -1,0 +1,59 @@
+"""Bodies of the market's requests, with the fields as publicly documented. What they mean is docs/market.md.
+
+Read by ninja. Fields that are not named here are ignored: clients may say more of themselves than this site asks.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from ninja import Schema
+from pydantic import Field, StrictInt
+
+Text = Annotated[str, Field(max_length=200)]
+NodeId = Annotated[str, Field(min_length=1, max_length=64)]
+LARGEST = 1 << 53  # what every JSON reader holds exactly
+
+
+class RegisterBody(Schema):
+    """POST /api/nodes."""
+
+    invite: Text = ""
+    name: Annotated[str, Field(min_length=1, max_length=100, pattern=r"\S")] = "node"
+
+
+class RevokeBody(Schema):
+    """POST /api/nodes/revoke."""
+
+    node_id: NodeId
+
+
+class CoverageBody(Schema):
+    """POST /api/expert-coverage. `segments` is read by `market.segments`."""
+
+    worker_id: NodeId
+    model: Text
+    n_layer: StrictInt
+    n_expert: StrictInt
+    segments: Any
+    url: Text = ""
+    owner: Text = ""
+    os: Text = ""
+    device_kind: Text = ""
+    accelerator: Text = ""
+    backend: Text = ""
+    rows_per_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    leases: Annotated[
+        list[Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]], Field(default_factory=list, max_length=64)
+    ]
+    leaving: bool = False
+
+
+class VolunteerBody(Schema):
+    """POST /api/expert-volunteer: at least one of the two bounds. `ranges` has the form of `segments`."""
+
+    worker_id: NodeId | None = None
+    model: Text | None = None
+    max_experts: Annotated[StrictInt, Field(ge=1, le=LARGEST)] | None = None
+    budget_bytes: Annotated[StrictInt, Field(ge=0, le=LARGEST)] | None = None
+    ranges: Any = None

@@ -1,0 +1,110 @@
+"""The market of this process, made from Django's settings at the first question: Redis, the model, limits, threads.
+
+`market.api` asks `service()`; tests put in their own with `using`. Importing it opens nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cached_property
+from threading import Lock
+from typing import TypeVar
+
+from django.conf import settings
+from redis import BlockingConnectionPool, Redis
+
+from market.access import TokenMemory
+from market.coverage_store import Clock, unix_ms
+from market.errors import MarketError
+from market.model_facts import ModelFacts, site_model
+from market.participation import Participation
+from market.rate_limits import RateLimits
+from market.settings import MarketSettings
+
+N_THREADS = 16
+ANSWER_DEADLINE_S = 10.0
+_REDIS_TIMEOUT_S = 3.0
+T = TypeVar("T")
+
+
+class MarketService:
+    """Everything that the routes need. `facts` is called once, when a model is first needed, and may block."""
+
+    def __init__(
+        self,
+        client: Redis,
+        market: MarketSettings,
+        facts: Callable[[], ModelFacts],
+        clock: Clock = unix_ms,
+    ) -> None:
+        self.market = market
+        self.client = client
+        self.clock = clock
+        self.memory = TokenMemory()
+        self.limits = RateLimits(client)
+        self._facts = facts
+        self._lock = Lock()
+        self._participation: Participation | None = None
+
+    @cached_property
+    def _pool(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(N_THREADS, thread_name_prefix="market")
+
+    def participation(self) -> Participation:
+        """The market of the site's model. Raises MarketError 503 when there is none."""
+        with self._lock:
+            if self._participation is None:
+                self._participation = Participation(self.client, self._facts(), self.market, self.clock)
+            return self._participation
+
+    async def call(self, function: Callable[[], T]) -> T:
+        """Run what blocks on Redis on one of the market's threads. Raises MarketError 503 after the deadline."""
+        try:
+            async with asyncio.timeout(ANSWER_DEADLINE_S):
+                return await asyncio.get_running_loop().run_in_executor(self._pool, function)
+        except TimeoutError:
+            raise MarketError(503, "market_slow", "the market did not answer in time", retry_after_s=5) from None
+
+    def close(self) -> None:
+        """End the threads and the connections."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self.client.close()
+
+
+def redis_client(url: str) -> Redis:
+    """A client whose calls end within seconds when Redis does not answer."""
+    pool = BlockingConnectionPool.from_url(
+        url,
+        max_connections=2 * N_THREADS,
+        timeout=_REDIS_TIMEOUT_S,
+        socket_timeout=_REDIS_TIMEOUT_S,
+        socket_connect_timeout=_REDIS_TIMEOUT_S,
+    )
+    return Redis(connection_pool=pool)
+
+
+_current: list[MarketService] = []
+_making = Lock()
+
+
+def service() -> MarketService:
+    """The one in use."""
+    with _making:
+        if not _current:
+            client = redis_client(settings.CELERY_BROKER_URL)
+            _current.append(MarketService(client, MarketSettings.from_django(), lambda: site_model().facts))
+        return _current[-1]
+
+
+@contextmanager
+def using(other: MarketService) -> Iterator[None]:
+    """Another one until the end, for tests and benchmarks."""
+    _current.append(other)
+    try:
+        yield
+    finally:
+        _current.remove(other)
+        other.close()
