@@ -21,7 +21,7 @@ from typing import Any
 from backbone.engine.loaded_model import LoadedModel
 from backbone.engine.transport import NoWorkers, Transport
 from benchmarks.exact_sharded import two_workers
-from benchmarks.generate_decode import decode, opened
+from benchmarks.generate_decode import decode
 from benchmarks.machine import describe_machine
 from tests.oracles.llama_cpp import LlamaCpp
 
@@ -71,7 +71,7 @@ def measure(model: Path, n_threads: int, plan: Plan) -> Rounds:
     rounds: Rounds = {batch: {} for batch in BATCHES}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvasir-bench-")))
-        loaded = stack.enter_context(opened(model, n_slot=max(BATCHES), n_ctx=N_CTX, n_threads=n_threads))
+        loaded = stack.enter_context(LoadedModel.open(model, n_slot=max(BATCHES), n_ctx=N_CTX, n_threads=n_threads))
         edges = stack.enter_context(two_workers(loaded, folder, n_threads))
         prompts = story_beginnings(loaded, max(BATCHES))
         ours = _our_engines(loaded, edges, plan.n_tokens)

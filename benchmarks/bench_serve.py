@@ -27,7 +27,7 @@ from backbone.engine.sampling_params import SamplingParams
 from backbone.engine.sequence import Sequence as EngineSequence
 from backbone.engine.transport import NoWorkers
 from benchmarks.bench_generate import DEMO_MODEL, story_beginnings
-from benchmarks.generate_decode import NEVER, opened
+from benchmarks.generate_decode import NEVER
 from benchmarks.machine import describe_machine
 from benchmarks.serve_client import Stream, run_load
 from tests.oracles.llama_cpp import LlamaCpp
@@ -80,7 +80,9 @@ def measure(n_threads: int, plan: Plan) -> dict[int, Rounds]:
     found: dict[int, Rounds] = {}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvasir-bench-")))
-        loaded = stack.enter_context(opened(DEMO_MODEL, n_slot=max(CONCURRENCY), n_ctx=N_CTX, n_threads=n_threads))
+        loaded = stack.enter_context(
+            LoadedModel.open(DEMO_MODEL, n_slot=max(CONCURRENCY), n_ctx=N_CTX, n_threads=n_threads)
+        )
         prompts = story_beginnings(loaded, max(CONCURRENCY))
         prompts = [prompts[number % len(prompts)] for number in range(max(CONCURRENCY))]
         service = stack.enter_context(_service(folder, n_threads))

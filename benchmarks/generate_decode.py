@@ -7,20 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from backbone.engine.dispatch import ExpertDispatcher
 from backbone.engine.engine import Engine
-from backbone.engine.expert_store import ExpertStore
 from backbone.engine.loaded_model import LoadedModel
 from backbone.engine.sampling_params import SamplingParams
 from backbone.engine.sequence import Sequence as EngineSequence
 from backbone.engine.tally import Tally
 from backbone.engine.transport import Transport
-from kvasir.kernels.kx1 import KX1Kernel
 
 NEVER = -100.0  # added to a logit
 
@@ -37,14 +33,6 @@ class Decoding:
     def tok_s(self) -> float:
         """Decoded tokens a second, all sequences together."""
         return sum(len(ids) - 1 for ids in self.token_ids) / self.seconds
-
-
-@contextmanager
-def opened(path: Path, *, n_slot: int, n_ctx: int, n_threads: int) -> Iterator[LoadedModel]:
-    """A model whose dense path and experts use `n_threads` each; they never run at once."""
-    with LoadedModel.open(path, n_slot=n_slot, n_ctx=n_ctx, n_threads=n_threads) as loaded:
-        store = ExpertStore(loaded.index, loaded.card, KX1Kernel(n_threads=n_threads))
-        yield replace(loaded, store=store)
 
 
 def decode(loaded: LoadedModel, transport: Transport, prompts: Sequence[Sequence[int]], n_tokens: int) -> Decoding:

@@ -17,12 +17,13 @@ from pathlib import Path
 
 import numpy as np
 
+from backbone.engine.loaded_model import LoadedModel
 from backbone.engine.sampling import RandomDraw, TokenHistory, sample
 from backbone.engine.sampling_params import SamplingParams
 from backbone.engine.transport import NoWorkers, Transport
 from benchmarks.bench_generate import DEMO_MODEL, N_CTX, story_beginnings
 from benchmarks.exact_sharded import two_workers
-from benchmarks.generate_decode import decode, opened
+from benchmarks.generate_decode import decode
 
 N_TOKENS = 65
 N_ROWS_SHOWN = 45
@@ -54,7 +55,7 @@ def print_profile(batch: int, n_threads: int, *, is_sharded: bool) -> None:
     """Functions of this process by their own time, over a run of `batch` sequences."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvasir-bench-")))
-        loaded = stack.enter_context(opened(DEMO_MODEL, n_slot=batch, n_ctx=N_CTX, n_threads=n_threads))
+        loaded = stack.enter_context(LoadedModel.open(DEMO_MODEL, n_slot=batch, n_ctx=N_CTX, n_threads=n_threads))
         transport: Transport = (
             stack.enter_context(two_workers(loaded, folder, n_threads)) if is_sharded else NoWorkers()
         )

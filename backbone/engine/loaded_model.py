@@ -66,13 +66,17 @@ class LoadedModel:
     ) -> Self:
         """Open a GGUF file with room for `n_slot` sequences of `n_ctx` tokens (default: the model's, at most 4096).
 
+        Dense path and experts use `n_threads` each (default: every usable core); they seldom run at once.
+
         Raises GGUFError or UnsupportedModelError for the file, KernelError when the kernel cannot be used.
         """
         index = GGUFIndex.open(path)
         try:
             card = ModelCard.from_index(index)
             layers = [model_experts(index, card, layer) for layer in card.moe_layers]
-            chosen = kernel_for(layers) if kernel is KernelChoice.AUTO else kernel_named(kernel.value)
+            chosen = (
+                kernel_for(layers, n_threads) if kernel is KernelChoice.AUTO else kernel_named(kernel.value, n_threads)
+            )
             model = Model.load(index, make_ops(dense, n_threads), n_slot=n_slot, n_ctx=n_ctx or min(card.n_ctx, 4096))
             return cls(index, card, Tokenizer.from_metadata(index.metadata), model, ExpertStore(index, card, chosen))
         except BaseException:

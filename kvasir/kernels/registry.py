@@ -33,18 +33,20 @@ def wanted_isa() -> str | None:
     return value or None
 
 
-def kernel_named(name: str) -> ExpertKernel:
-    """The kernel "kx1" or "float". The same one for each call while KVASIR_ISA stays the same.
+def kernel_named(name: str, n_threads: int | None = None) -> ExpertKernel:
+    """The kernel "kx1" or "float", with `n_threads` threads (None: every usable core; numpy has one).
+
+    The same one for each call of the same arguments while KVASIR_ISA stays the same.
 
     Raises ConfigError for an unknown name, an unknown KVASIR_ISA or one that this CPU cannot run, KernelError when
     KVASIR_ISA asks for native code that is not built.
     """
     if name not in _FACTORIES:
         raise ConfigError(f"kernel {name!r} is not known; it must be one of {', '.join(_FACTORIES)}")
-    return _made(name, wanted_isa())
+    return _made(name, wanted_isa(), n_threads)
 
 
-def kernel_for(layers: Iterable[LayerExperts]) -> ExpertKernel:
+def kernel_for(layers: Iterable[LayerExperts], n_threads: int | None = None) -> ExpertKernel:
     """The kernel for all these layers: KX1 when it can compute every one of them, else the float kernel.
 
     Raises KernelError with both reasons when neither can, ConfigError as `kernel_named` does.
@@ -52,7 +54,7 @@ def kernel_for(layers: Iterable[LayerExperts]) -> ExpertKernel:
     held = list(layers)
     reasons = []
     for name in _FACTORIES:
-        kernel = kernel_named(name)
+        kernel = kernel_named(name, n_threads)
         reason = next((refusal for layer in held if (refusal := kernel.refusal(layer)) is not None), None)
         if reason is None:
             return kernel
@@ -60,7 +62,7 @@ def kernel_for(layers: Iterable[LayerExperts]) -> ExpertKernel:
     raise KernelError(f"no kernel can compute these experts ({'; '.join(reasons)})")
 
 
-def _make_kx1(isa: str | None) -> ExpertKernel:
+def _make_kx1(isa: str | None, n_threads: int | None) -> ExpertKernel:
     from kvasir.kernels import native
 
     if isa == NUMPY or (isa is None and not native.available()):
@@ -75,18 +77,21 @@ def _make_kx1(isa: str | None) -> ExpertKernel:
         return NumpyKX1Kernel()
     from kvasir.kernels.kx1 import KX1Kernel
 
-    return KX1Kernel(isa=isa)
+    return KX1Kernel(isa, n_threads)
 
 
-def _make_float(_isa: str | None) -> ExpertKernel:
+def _make_float(_isa: str | None, n_threads: int | None) -> ExpertKernel:
     from kvasir.kernels.float_kernel import FloatKernel
 
-    return FloatKernel()
+    return FloatKernel(n_threads)
 
 
-_FACTORIES: dict[str, Callable[[str | None], ExpertKernel]] = {KX1_NAME: _make_kx1, FLOAT_NAME: _make_float}
+_FACTORIES: dict[str, Callable[[str | None, int | None], ExpertKernel]] = {
+    KX1_NAME: _make_kx1,
+    FLOAT_NAME: _make_float,
+}
 
 
 @cache
-def _made(name: str, isa: str | None) -> ExpertKernel:
-    return _FACTORIES[name](isa)
+def _made(name: str, isa: str | None, n_threads: int | None) -> ExpertKernel:
+    return _FACTORIES[name](isa, n_threads)

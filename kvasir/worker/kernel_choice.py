@@ -1,7 +1,6 @@
 """Which kernel a worker computes with, with how many threads, and what there is to say about it.
 
-`holdings` chooses once at the start, `report` tells. The registry decides what can compute a slice; this adds the
-thread count.
+`holdings` chooses once at the start, `report` tells. The registry decides what can compute a slice.
 """
 
 from __future__ import annotations
@@ -23,16 +22,7 @@ def choose_kernel(name: str, experts: Sequence[LayerExperts], n_threads: int | N
 
     Raises ConfigError for an unknown name or a bad KVASIR_ISA, KernelError when no kernel can compute the experts.
     """
-    chosen = kernel_for(experts) if name == "auto" else kernel_named(name)
-    if n_threads is None or _is_numpy(chosen):
-        return chosen
-    if chosen.name == FLOAT_NAME:
-        from kvasir.kernels.float_kernel import FloatKernel
-
-        return FloatKernel(n_threads=n_threads)
-    from kvasir.kernels.kx1 import KX1Kernel
-
-    return KX1Kernel(n_threads=n_threads)
+    return kernel_for(experts, n_threads) if name == "auto" else kernel_named(name, n_threads)
 
 
 @dataclass(frozen=True, slots=True)

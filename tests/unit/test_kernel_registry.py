@@ -11,7 +11,7 @@ from gguf import GGMLQuantizationType as Quant
 
 from kvasir.errors import ConfigError, KernelError
 from kvasir.experts import ExpertStack, LayerExperts, row_bytes
-from kvasir.kernels import native, registry
+from kvasir.kernels import float_kernel, native, registry
 from kvasir.kernels.float_kernel import FloatKernel
 from kvasir.kernels.kx1 import KX1Kernel
 from kvasir.kernels.oracle import NumpyKX1Kernel
@@ -37,6 +37,17 @@ def test_kx1_is_the_native_build_when_there_is_one() -> None:
 
 def test_float_is_the_float_kernel() -> None:
     assert isinstance(registry.kernel_named("float"), FloatKernel)
+
+
+def test_a_thread_count_gives_a_kernel_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = registry.kernel_named("kx1", 1), registry.kernel_for([layer_of(Quant.Q8_0)], 2)
+    assert isinstance(one, KX1Kernel) and isinstance(two, KX1Kernel)
+    assert (one.n_threads, two.n_threads) == (1, 2)
+    assert registry.kernel_named("kx1", 1) is one
+    asked: list[int | None] = []
+    monkeypatch.setattr(float_kernel, "row_ops", asked.append)
+    registry.kernel_named("float", 3)
+    assert asked == [3]
 
 
 def test_without_a_native_build_kx1_is_numpy_and_says_so(
