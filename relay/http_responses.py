@@ -95,7 +95,8 @@ class ResponseGate:
             return
         transport.bufferSize = 0
         try:
-            http.Request.write(self._request, b"")  # type: ignore[no-untyped-call]  # the head of the answer, if it has not gone out yet
+            # the head of the answer, if it has not gone out yet
+            http.Request.write(self._request, b"")  # type: ignore[no-untyped-call]
             if self._opening is None and len(transport.dataBuffer) - transport.offset + transport._tempDataLen:
                 transport._maybePauseProducer()  # bytes that were too few for the old limit
             await self.passed()
@@ -112,7 +113,7 @@ class ResponseGate:
         """End the connection without ending the answer, so that the client knows that bytes are missing."""
         if self._transport is not None and not self.gone.is_set():
             self.stopProducing()  # whatever else the application sends would follow a hole
-            self._transport.abortConnection()
+            self._transport.loseConnection()
 
     def close(self) -> None:
         """The answer ends."""

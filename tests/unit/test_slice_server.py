@@ -18,6 +18,7 @@ from kvasir.manifest import Manifest
 from relay.slice_limits import BusyError, DownloadBook, SliceLimits, Throttle
 from relay.slice_manifests import part_urls
 from relay.slice_planning import SliceShelf
+from relay.slice_sending import Exchange
 from tests.unit.moe_files import ModelSpec, write_model
 from tests.unit.slice_site import ORIGIN, RANGES, SITE, TOKEN, Site, make_site
 
@@ -229,6 +230,19 @@ def test_busy_is_said_with_a_time(tmp_path: Path) -> None:
     site = make_site(tmp_path, limits=SliceLimits(downloads_per_node=0))
     answer = ask(site, site.url())
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "2")
+
+
+def test_sending_waits_for_the_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = make_site(tmp_path, limits=SliceLimits(bytes_per_s=40_000))
+    waited: list[float] = []
+
+    async def wait(exchange: Exchange, seconds: float) -> None:
+        waited.append(seconds)
+        site.now += seconds
+
+    monkeypatch.setattr(Exchange, "wait", wait)
+    assert ask(site, site.url()).content == site.expected
+    assert sum(waited) == pytest.approx(len(site.expected) / 40_000, abs=10_000 / 40_000)
 
 
 @given(st.lists(st.tuples(st.integers(1, 1000), st.floats(0, 2)), max_size=30))
