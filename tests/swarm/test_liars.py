@@ -6,7 +6,7 @@ may, and then every request that it touched is flagged. Silence and lateness nev
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -108,7 +108,7 @@ def halves(
         yield running
 
 
-LIARS = {
+LIARS: dict[str, Callable[[], Answer]] = {
     "one in a hundred": lambda: EveryNth(100, first=20),
     "replays": lambda: Replaying(N_ENTRY_ANSWERS + 4),
     "not a number": lambda: NotANumber(N_ENTRY_ANSWERS + 4),

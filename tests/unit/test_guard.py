@@ -1,0 +1,274 @@
+"""The guard over answers that a test makes up: what is confirmed, sampled, blamed, and what never is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backbone.engine.audit import Judge, Reply, close_rows
+from backbone.engine.expert_store import ExpertStore
+from backbone.engine.guard import MAX_SAMPLE_PAIRS, Lie, WorkGuard
+from backbone.engine.measured import Measured
+from backbone.engine.placement import CoverageSnapshot
+from backbone.engine.trust import TrustPolicy, TrustState
+from kvasir.errors import EdgeTimeout
+from kvasir.experts import ExpertRange, FloatRows
+from kvasir.gguf_index import GGUFIndex
+from kvasir.kernels.api import EncodedRows, Pairs, RowFormat
+from kvasir.kernels.registry import kernel_named
+from kvasir.model_card import ModelCard
+from tests.oracles.tiny_gguf import TinyModel, write_tiny
+
+MakeGuard = Callable[..., WorkGuard]
+NEVER = TrustPolicy(proven_after=0, first_share=0.0, least_share=0.0)
+ALWAYS = TrustPolicy(proven_after=0, first_share=1.0, least_share=1.0)
+UNPROVEN = TrustPolicy(proven_after=10**9)
+
+
+class OneWorker:
+    """A worker "w" with experts 0 to 15 that answers entry tests as it should, or never."""
+
+    def __init__(self, store: ExpertStore, *, is_silent: bool = False) -> None:
+        self._store = store
+        self._coverage = CoverageSnapshot.build({"w": [ExpertRange(0, 0, 16)]})
+        self.is_silent = is_silent
+        self.reports: list[str] = []
+        self.asked: list[bytes] = []
+
+    def coverage(self) -> CoverageSnapshot:
+        return self._coverage
+
+    def live(self) -> frozenset[str]:
+        return frozenset({"w"})
+
+    def measurements(self) -> Mapping[str, Measured]:
+        return {}
+
+    def dispatch(
+        self,
+        worker_id: str,
+        layer: int,
+        rows: EncodedRows,
+        row_format: RowFormat,
+        pair_rows: Pairs,
+        pair_ids: Pairs,
+        deadline_s: float,
+    ) -> Future[FloatRows]:
+        future: Future[FloatRows] = Future()
+        self.asked.append(rows.tobytes())
+        if self.is_silent:
+            future.set_exception(EdgeTimeout("no result within 5 s"))
+        else:
+            future.set_result(self._store.layer(layer).compute(rows, pair_rows, pair_ids))
+        return future
+
+    def report(self, worker_id: str, reason: str) -> None:
+        self.reports.append(reason)
+
+    def hold(self, *ranges: ExpertRange) -> None:
+        self._coverage = CoverageSnapshot.build({"w": ranges})
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ExpertStore]:
+    path: Path = write_tiny(tmp_path_factory.mktemp("model") / "m.gguf", TinyModel("qwen3moe", "Q4_K"))
+    with GGUFIndex.open(path) as index:
+        yield ExpertStore(index, ModelCard.from_index(index), kernel_named("kx1"))
+
+
+@pytest.fixture
+def transport(store: ExpertStore) -> OneWorker:
+    return OneWorker(store)
+
+
+@pytest.fixture
+def make_guard(store: ExpertStore, transport: OneWorker) -> Iterator[MakeGuard]:
+    made: list[WorkGuard] = []
+
+    def make(policy: TrustPolicy, **options: Any) -> WorkGuard:
+        made.append(WorkGuard(store, transport, key=b"k" * 32, policy=policy, now=lambda: 50.0, **options))
+        return made[-1]
+
+    yield make
+    for guard in made:
+        guard.close()
+
+
+def reply_of(store: ExpertStore, n_rows: int = 4, seed: int = 0) -> Reply:
+    rng = np.random.default_rng(seed)
+    rows = store.kernel.encode_rows(rng.standard_normal((n_rows, 256), np.float32))
+    pair_rows = np.repeat(np.arange(n_rows, dtype=np.int32), 2)
+    ids = rng.integers(0, 16, 2 * n_rows).astype(np.int32)
+    return Reply("w", 0, rows, pair_rows, ids, store.layer(0).compute(rows, pair_rows, ids))
+
+
+def spoilt(reply: Reply, pair: int = 0, value: float | None = None) -> Reply:
+    outputs = reply.outputs.copy()
+    outputs[pair, 7] = outputs[pair, 7] + np.float32(1e-3) if value is None else value
+    return replace(reply, outputs=outputs)
+
+
+def test_an_unproven_workers_reply_is_confirmed_and_paid(store: ExpertStore, make_guard: MakeGuard) -> None:
+    guard = make_guard(UNPROVEN)
+    reply = reply_of(store)
+    outputs, is_right = guard.receive(reply, ["r"], None)
+    assert is_right
+    assert np.array_equal(outputs, reply.outputs)
+    assert guard.book.state("w") == TrustState(verified=8)
+    (receipt,) = guard.receipts.drain()
+    assert (receipt.row_experts, receipt.verified, receipt.start, receipt.stop) == (8, True, 0, 16)
+    assert guard.exposures.unconfirmed_workers("r") == ()
+
+
+@pytest.mark.parametrize("value", [None, np.nan, np.inf, 1e30])
+@pytest.mark.parametrize("pair", [0, 7])
+def test_one_wrong_value_of_an_unproven_worker_is_a_proof(
+    store: ExpertStore,
+    transport: OneWorker,
+    make_guard: MakeGuard,
+    value: float | None,
+    pair: int,
+) -> None:
+    guard = make_guard(UNPROVEN)
+    right = reply_of(store)
+    outputs, is_right = guard.receive(spoilt(right, pair, value), ["r"], None)
+    assert not is_right
+    assert np.array_equal(outputs, right.outputs)
+    state = guard.book.state("w")
+    assert (state.quarantined, state.failures) == (True, 1)
+    assert transport.reports == [f"a wrong answer was proven (evidence {state.evidence_id})"]
+    assert guard.receipts.drain() == ()
+    guard.receive(right, ["r"], None)
+    assert guard.receipts.drain() == ()  # what comes from quarantine is not paid, right or not
+
+
+def test_evidence_names_what_was_wrong(store: ExpertStore) -> None:
+    right = reply_of(store)
+    wrong = spoilt(spoilt(right, 2), 5)
+    judge = Judge(store)
+    evidence = judge.evidence(wrong, judge.right_outputs(wrong), "audit", 50.0)
+    assert evidence is not None
+    assert evidence.expert_ids == tuple(sorted({int(right.expert_ids[2]), int(right.expert_ids[5])}))
+    assert (evidence.n_pairs, evidence.n_wrong, evidence.layer, evidence.found_by) == (8, 2, 0, "audit")
+    assert evidence.expected_hash != evidence.answered_hash
+    assert all(len(evidence.as_json()[name]) == 64 for name in ("rows_hash", "expected_hash", "answered_hash"))
+    assert judge.evidence(right, judge.right_outputs(right), "audit", 50.0) is None
+
+
+def test_nobody_is_blamed_when_our_own_replica_is_not_of_one_mind(store: ExpertStore, make_guard: MakeGuard) -> None:
+    guard = make_guard(UNPROVEN)
+    honest = reply_of(store)
+    answers = iter([spoilt(honest).outputs, honest.outputs])
+
+    class Unsteady(Judge):
+        def right_outputs(self, reply: Reply) -> FloatRows:
+            return next(answers)
+
+    guard._judge = Unsteady(store)
+    guard.receive(honest, [], None)
+    assert guard.book.state("w") == TrustState()
+
+
+def test_a_proven_workers_reply_is_used_as_it_is_and_checked_later(store: ExpertStore, make_guard: MakeGuard) -> None:
+    lies: list[Lie] = []
+    guard = make_guard(ALWAYS, on_lie=lies.append)
+    guard.receive(reply_of(store), ["early"], None)
+    guard.settle()
+    assert sum(r.row_experts for r in guard.receipts.drain() if r.verified) == 8
+    wrong = spoilt(reply_of(store, seed=1))
+    outputs, is_right = guard.receive(wrong, ["late"], None)
+    assert is_right
+    assert np.array_equal(outputs, wrong.outputs)
+    guard.settle()
+    assert [lie.evidence.found_by for lie in lies] == ["audit"]
+    assert lies[0].flagged.request_ids == ("early", "late")  # one right sample forgives nothing that was before it
+    assert lies[0].n_withheld == 8
+    assert guard.exposures.evidence_of("late") == (lies[0].evidence.evidence_id,)
+
+
+def test_what_is_not_sampled_is_never_recomputed_but_values_that_are_no_numbers_are(
+    store: ExpertStore, make_guard: MakeGuard
+) -> None:
+    guard = make_guard(NEVER)
+    for seed in range(20):
+        guard.receive(spoilt(reply_of(store, seed=seed)), ["r"], None)
+    guard.settle()
+    assert guard.counters.check_cpu_s == 0.0
+    assert guard.book.state("w").failures == 0
+    outputs, is_right = guard.receive(spoilt(reply_of(store), value=np.nan), ["r"], None)
+    assert not is_right
+    assert np.isfinite(outputs).all()
+    assert guard.book.state("w").quarantined
+
+
+def test_strict_pairs_are_confirmed_and_the_others_are_not(store: ExpertStore, make_guard: MakeGuard) -> None:
+    guard = make_guard(NEVER)
+    right = reply_of(store)
+    strict = np.arange(8) < 2
+    outputs, is_right = guard.receive(spoilt(right, 7), ["other"], strict)
+    assert is_right
+    assert np.array_equal(outputs[:7], right.outputs[:7])
+    assert not np.array_equal(outputs[7], right.outputs[7])
+    assert guard.counters.n_confirmed_pairs == 2
+    outputs, is_right = guard.receive(spoilt(right, 1), ["other"], strict)
+    assert not is_right
+    assert np.array_equal(outputs, right.outputs)
+
+
+def test_a_sample_of_a_large_reply_is_bounded_and_unforeseeable(store: ExpertStore, make_guard: MakeGuard) -> None:
+    guard = make_guard(ALWAYS)
+    chosen = [guard._some(1000).tolist() for _ in range(2)]
+    assert all(len(set(pairs)) == MAX_SAMPLE_PAIRS and pairs == sorted(pairs) for pairs in chosen)
+    assert chosen[0] != chosen[1]
+    guard.receive(reply_of(store, n_rows=100), ["r"], None)
+    guard.settle()
+    assert guard.counters.n_audited_pairs == MAX_SAMPLE_PAIRS
+
+
+def test_a_new_worker_serves_after_its_test_and_never_sees_the_same_rows(
+    transport: OneWorker,
+    make_guard: MakeGuard,
+) -> None:
+    guard = make_guard(UNPROVEN)
+    assert guard.usable(frozenset({"w"})) == frozenset()
+    guard.settle()
+    assert guard.usable(frozenset({"w"})) == {"w"}
+    transport.hold(ExpertRange(0, 0, 8))
+    assert guard.usable(frozenset({"w"})) == frozenset()  # other ranges: tested again
+    guard.settle()
+    assert guard.usable(frozenset({"w"})) == {"w"}
+    assert len(transport.asked) == len(set(transport.asked)) == 2
+
+
+def test_a_test_without_an_answer_keeps_out_but_blames_nobody(transport: OneWorker, make_guard: MakeGuard) -> None:
+    transport.is_silent = True
+    guard = make_guard(UNPROVEN)
+    guard.usable(frozenset({"w"}))
+    guard.settle()
+    assert guard.usable(frozenset({"w"})) == frozenset()
+    guard.settle()
+    assert len(transport.asked) == 1  # it is not asked again at once
+    assert guard.book.state("w") == TrustState()
+
+
+def test_an_oddity_only_raises_the_share(make_guard: MakeGuard) -> None:
+    guard = make_guard(NEVER)
+    guard.note_oddity("w", "shape")
+    assert guard.book.state("w") == TrustState(doubt=NEVER.doubt_pairs)
+    assert guard.book.is_proven("w")
+
+
+def test_the_float_kernels_tolerance() -> None:
+    right = np.random.default_rng(0).standard_normal((3, 64)).astype(np.float32)
+    near, far = right * np.float32(1.0001), right.copy()
+    far[1] = -far[1]
+    assert close_rows(near, right).all()
+    assert close_rows(far, right).tolist() == [True, False, True]
+    assert not close_rows(np.full_like(right, np.nan), right).any()
+    assert close_rows(np.zeros_like(right), np.zeros_like(right)).all()

@@ -1,0 +1,161 @@
+"""Who is asked, and how long is waited: rules over measurements that a test makes up."""
+
+from __future__ import annotations
+
+from collections import Counter
+from concurrent.futures import Future
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backbone.engine.deadlines import DeadlineRule, patience_s
+from backbone.engine.measured import MAX_COUNT, Measured, RatioHistogram
+from backbone.engine.placement import CoverageSnapshot, place, place_again
+from backbone.engine.replica_choice import least_expected, taking_part
+from backbone.engine.worker_health import FIRST_SHARE, Health
+from backbone.engine.worker_meter import WorkerMeter
+from kvasir.experts import ExpertRange
+
+BOTH = CoverageSnapshot.build({"far": [ExpertRange(0, 0, 8)], "near": [ExpertRange(0, 0, 8)]})
+NEAR = Measured(base_s=0.001, pair_s=1e-4, n_answers=100)
+FAR = Measured(base_s=0.050, pair_s=1e-4, n_answers=100)
+
+
+def answered(measured: Measured, times: list[float], n_pairs: int = 4) -> Measured:
+    for seconds in times:
+        measured = measured.after_answer(n_pairs, seconds, measured.expected_s(n_pairs))
+    return measured
+
+
+def shares(measured: dict[str, Measured], n_rows: int = 1) -> Counter[str]:
+    ids = np.stack([np.random.default_rng(row).permutation(8)[:4] for row in range(n_rows)]).astype(np.int32)
+    placement = place(0, ids, BOTH, {"far", "near"}, measured)
+    return Counter({batch.worker_id: len(batch.pair_slots) for batch in placement.batches})
+
+
+def test_a_near_worker_is_preferred() -> None:
+    assert shares({"near": NEAR, "far": FAR}) == {"near": 4}
+
+
+def test_a_queue_sends_work_elsewhere() -> None:
+    busy = NEAR.after_sent(n_pairs=1000, n_bytes=10**6)
+    assert shares({"near": busy, "far": FAR}) == {"far": 4}
+    assert shares({"near": busy.after_end(1000, 10**6), "far": FAR}) == {"near": 4}
+
+
+def test_a_large_step_is_shared_so_that_both_are_done_about_together() -> None:
+    near = Measured(base_s=0.001, pair_s=1e-3, n_answers=9)
+    far = Measured(base_s=0.050, pair_s=1e-3, n_answers=9)
+    split = shares({"near": near, "far": far}, n_rows=64)
+    assert split["near"] > split["far"] > 0
+    assert near.expected_s(split["near"]) == pytest.approx(far.expected_s(split["far"]), abs=0.05)
+
+
+def test_a_worker_that_was_never_measured_is_tried() -> None:
+    assert shares({"near": NEAR}) == {"far": 4}
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    names=st.lists(st.sampled_from("abcdef"), min_size=1, unique=True),
+    base=st.floats(0, 1),
+    load=st.dictionaries(st.sampled_from("abcdef"), st.integers(0, 50)),
+)
+def test_the_choice_depends_on_nothing_but_its_inputs(names: list[str], base: float, load: dict[str, int]) -> None:
+    measured = {name: Measured(base_s=base) for name in names}
+    chosen = least_expected(names, load, measured, 3)
+    assert chosen == least_expected(sorted(names, reverse=True), load, measured, 3)
+    assert chosen == min(names, key=lambda name: (load.get(name, 0), name))
+
+
+def test_a_batch_goes_to_another_worker_only_if_it_holds_all_of_it() -> None:
+    ids = np.asarray([[0, 3], [7, 0]], np.int32)
+    part = [ExpertRange(0, 0, 4)]
+    coverage = CoverageSnapshot.build({"a": [ExpertRange(0, 0, 8)], "b": [ExpertRange(0, 2, 8), ExpertRange(0, 0, 2)]})
+    (batch,) = place(0, ids, coverage, {"a"}).batches
+    again = place_again(batch, 0, ids, coverage, {"a", "b"})
+    assert again is not None
+    assert (again.worker_id, again.pair_ids.tolist()) == ("b", [0, 3, 7, 0])
+    assert again.pair_slots.tolist() == batch.pair_slots.tolist()
+    assert place_again(batch, 0, ids, coverage, {"a"}) is None
+    less = CoverageSnapshot.build({"a": [ExpertRange(0, 0, 8)], "b": part})
+    assert place_again(batch, 0, ids, less, {"a", "b"}) is None
+
+
+def test_a_worker_comes_back_to_a_share_of_every_layer() -> None:
+    measured = {"w": Measured(share=FIRST_SHARE), "v": Measured()}
+    n_layer, n_calls = 8, 8 * 400
+    turns = [turn for turn in range(n_calls) if "w" in taking_part(frozenset("vw"), measured, turn)]
+    assert len(turns) == pytest.approx(n_calls * FIRST_SHARE, rel=0.05)
+    by_layer = Counter(turn % n_layer for turn in turns)
+    assert set(by_layer) == set(range(n_layer))
+    assert max(by_layer.values()) <= 1.3 * min(by_layer.values())
+    assert all("v" in taking_part(frozenset("vw"), measured, turn) for turn in range(100))
+
+
+def test_a_failure_costs_most_of_the_work_and_good_answers_bring_it_back() -> None:
+    health = Health().after_failure(5.0, "late")
+    assert health.share == FIRST_SHARE
+    grown = []
+    while health.share < 1.0:
+        health = health.after_success()
+        grown.append(health.share)
+    assert grown == sorted(grown)
+    assert 5 < len(grown) < 20
+
+
+def test_deadlines_are_wide_at_first_and_then_follow_the_slowest_hundredth() -> None:
+    rule = DeadlineRule(longest_s=10.0, shortest_s=0.001, min_answers=64)
+    rng = np.random.default_rng(1)
+    few = answered(Measured(), [0.02] * 10)
+    assert patience_s(few, 4, rule) == 10.0
+    usual = answered(Measured(), rng.uniform(0.02, 0.03, 400).tolist())
+    assert 0.03 < patience_s(usual, 4, rule) < 0.2
+    sometimes_slow = answered(usual, [0.02 if number % 20 else 0.2 for number in range(600)])
+    assert patience_s(sometimes_slow, 4, rule) > 0.2
+    assert patience_s(usual, 4, DeadlineRule(longest_s=10.0, shortest_s=0.5)) == 0.5
+    assert patience_s(usual, 4, DeadlineRule(longest_s=0.01, shortest_s=0.5)) == 0.01
+
+
+def test_a_large_batch_has_more_time() -> None:
+    rule = DeadlineRule(shortest_s=0.001)
+    measured = Measured(base_s=0.01, pair_s=1e-3, n_answers=100)
+    assert patience_s(measured, 1000, rule) > 10 * patience_s(measured, 1, rule)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.floats(0.26, 200.0), min_size=1, max_size=300))
+def test_a_quantile_is_an_upper_bound_within_a_bucket(ratios: list[float]) -> None:
+    histogram = RatioHistogram()
+    for ratio in ratios:
+        histogram = histogram.with_ratio(ratio)
+    exact = sorted(ratios)[max(0, int(np.ceil(0.99 * len(ratios))) - 1)]
+    assert exact <= histogram.quantile(0.99) * 1.0001
+    assert histogram.quantile(0.99) <= exact * 2**0.25 * 1.0001
+
+
+def test_old_answers_fade() -> None:
+    histogram = RatioHistogram()
+    for _ in range(MAX_COUNT):
+        histogram = histogram.with_ratio(100.0)
+    for _ in range(16 * MAX_COUNT):
+        histogram = histogram.with_ratio(1.0)
+    assert histogram.quantile(0.99) < 2.0
+
+
+def test_a_meter_counts_what_is_under_way_and_only_answers_as_answers() -> None:
+    now = [100.0]
+    meter = WorkerMeter(lambda: now[0])
+    first: Future[int] = Future()
+    second: Future[int] = Future()
+    meter.watch(4, 1000, first)
+    meter.watch(6, 500, second)
+    assert (meter.measured.n_pairs_under_way, meter.measured.n_bytes_under_way) == (10, 1500)
+    now[0] = 100.25
+    first.set_result(1)
+    assert (meter.measured.n_pairs_under_way, meter.measured.n_answers) == (6, 1)
+    assert meter.measured.base_s == 0.25
+    second.set_exception(TimeoutError())
+    assert (meter.measured.n_pairs_under_way, meter.measured.n_answers) == (0, 1)
