@@ -168,10 +168,10 @@ def test_a_worker_that_is_told_to_stop_says_goodbye_and_answers(world: World, tm
         backbone = Backbone(world)
         await backbone.dial()
         edge = await backbone.edge()
-        call = asyncio.create_task(backbone.ask(edge, 2, 4000))
+        call = asyncio.create_task(backbone.ask(edge, 2, 500))
         await backbone.check(edge, 1, 1)
         worker.interrupt()
-        assert (await call).tobytes() == backbone.expected(2, 4000).tobytes()
+        assert (await call).tobytes() == backbone.expected(2, 500).tobytes()
         await asyncio.wait_for(asyncio.shield(edge.closed), PATIENCE_S)
         assert not edge.is_available
         await backbone.edges.close()
