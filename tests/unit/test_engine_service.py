@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 from backbone.engine import sampling, service_core
 from backbone.engine.admission import slots_for_budget
+from backbone.engine.dispatch import Served
 from backbone.engine.jobs import Began, Completed, ContextOverflow, FailureKind, JobFailure, NewToken, Waiting
 from backbone.engine.loaded_model import LoadedModel
-from backbone.engine.sequence import FinishReason
+from backbone.engine.scheduler import Chunk
+from backbone.engine.sequence import FinishReason, Sequence
 from backbone.engine.service import ServiceClosed, ServiceLimits
+from backbone.engine.shares import ShareMeter, Shares
 from kvasir.errors import ConfigError, RequestError
 from tests.unit.engine_service import SHAPE, Valve, running, single_run, spec, tiny_model
 
@@ -292,3 +296,34 @@ def test_slots_follow_the_budget() -> None:
     assert slots_for_budget(1000, 8, 10**9) == 8
     with pytest.raises(ConfigError, match="1000 B and the budget is 999 B"):
         slots_for_budget(1000, 8, 999)
+
+
+def test_row_experts_are_counted_by_whose_rows_they_were(loaded: LoadedModel) -> None:
+    one, other = (
+        Sequence(name, ids, spec("x").params, loaded.tokenizer) for name, ids in (("a", (1, 2, 3)), ("b", (4,)))
+    )
+    meter = ShareMeter()
+    meter.begin((Chunk(one, 3), Chunk(other, 1)))
+    meter.add(Served(0, "worker", np.array([0, 0, 2, 3], np.int32), "worker"))
+    meter.add(Served(0, None, np.array([1, 1, 2, 3], np.int32), "no replica"))
+    meter.add(Served(1, "worker", np.array([3, 3], np.int32), "worker"))
+    assert list(meter.end()) == [(one, Shares(workers=3, fallback=3)), (other, Shares(workers=3, fallback=1))]
+    assert list(meter.end()) == []
+    total = Shares(1, 2, 3) + Shares(10, 20, 30)
+    assert (total, total.total) == (Shares(11, 22, 33), 66)
+
+
+@pytest.mark.parametrize("n_groups", [1, 3])
+def test_each_job_counts_its_own_rows_whatever_runs_beside_it(loaded: LoadedModel, n_groups: int) -> None:
+    jobs = [spec(f"j{n}", (1,) * (n + 1), max_tokens=2 + n, n=1 + n % 2) for n in range(5)]
+    with running(loaded, limits=ServiceLimits(n_groups=n_groups, max_rows=3)) as (service, listener):
+        for job in jobs:
+            service.submit(job)
+        for job in jobs:
+            last = listener.last(job.job_id)
+            assert isinstance(last, Completed)
+            n_rows = sum(len(job.prompt_ids) + end.n_tokens - 1 for end in listener.ended(job.job_id))
+            assert last.shares == Shares(fallback=n_rows * SHAPE.n_layer * SHAPE.n_used)
+        assert service.state().counters.shares.total == sum(
+            event.shares.total for batch in listener.batches for _, event in batch if isinstance(event, Completed)
+        )
