@@ -145,18 +145,25 @@ static float exp_from_max(const float *x, float *out, int64_t n) {
 
 #define ACCUMULATED (VECTOR_LANES / 2) /* groups of 16 values in 8 registers while the rows go by */
 
+/* The next `groups` times 16 values of out; each value takes its rows in order, whatever the number of groups. */
+INLINE void accumulate_groups(const float *p, int64_t n, const float *rows, int64_t ld, float *out, int groups) {
+    lanes sum[ACCUMULATED];
+    for (int g = 0; g < groups; g++) sum[g] = lanes_load(out + g * LANES);
+    for (int64_t j = 0; j < n; j++) {
+        lanes factor = lanes_of(p[j]);
+        for (int g = 0; g < groups; g++)
+            sum[g] = lanes_add(sum[g], lanes_mul(factor, lanes_load(rows + j * ld + g * LANES)));
+    }
+    for (int g = 0; g < groups; g++) lanes_store(out + g * LANES, sum[g]);
+}
+
 static void accumulate(const float *p, int64_t n, const float *rows, int64_t ld, float *out, int64_t d) {
     int64_t i = 0;
-    for (; i + ACCUMULATED * LANES <= d; i += ACCUMULATED * LANES) {
-        lanes sum[ACCUMULATED];
-        for (int g = 0; g < ACCUMULATED; g++) sum[g] = lanes_load(out + i + g * LANES);
-        for (int64_t j = 0; j < n; j++) {
-            lanes factor = lanes_of(p[j]);
-            for (int g = 0; g < ACCUMULATED; g++)
-                sum[g] = lanes_add(sum[g], lanes_mul(factor, lanes_load(rows + j * ld + i + g * LANES)));
-        }
-        for (int g = 0; g < ACCUMULATED; g++) lanes_store(out + i + g * LANES, sum[g]);
-    }
+    for (; i + ACCUMULATED * LANES <= d; i += ACCUMULATED * LANES)
+        accumulate_groups(p, n, rows + i, ld, out + i, ACCUMULATED);
+    for (; i + ACCUMULATED / 2 * LANES <= d; i += ACCUMULATED / 2 * LANES)
+        accumulate_groups(p, n, rows + i, ld, out + i, ACCUMULATED / 2);
+    for (; i + LANES <= d; i += LANES) accumulate_groups(p, n, rows + i, ld, out + i, 1);
     for (; i < d; i++)
         for (int64_t j = 0; j < n; j++) out[i] += p[j] * rows[j * ld + i];
 }
