@@ -6,7 +6,8 @@ or tensors' values beyond expert ids; the same inputs always give the same place
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -83,18 +84,18 @@ def place(
     expected to answer first wins, what it was given in this layer included, then the smallest worker id. Without
     measurements that is the one with the fewest pairs. Busy experts are placed first.
     """
-    flat = expert_ids.reshape(-1)
-    wanted, counts = np.unique(flat, return_counts=True)
+    flat: list[int] = expert_ids.reshape(-1).tolist()
+    if not live:
+        return Placement((), np.arange(len(flat), dtype=np.int32))
     owner: dict[int, Replica] = {}
     load: dict[str, int] = {}
-    for index in np.lexsort((wanted, -counts)):
-        expert_id, n_pairs = int(wanted[index]), int(counts[index])
+    for expert_id, n_pairs in sorted(Counter(flat).items(), key=lambda item: (-item[1], item[0])):
         choices = {r.worker_id: r for r in coverage.replicas.get((layer, expert_id), ()) if r.worker_id in live}
         if choices:
             chosen = choices[least_expected(choices, load, measured, n_pairs)]
             owner[expert_id] = chosen
             load[chosen.worker_id] = load.get(chosen.worker_id, 0) + n_pairs
-    return _group(expert_ids, owner)
+    return _group(flat, expert_ids.shape[1], owner)
 
 
 def place_again(
@@ -123,26 +124,28 @@ def place_again(
     return DispatchBatch(chosen, batch.rows, batch.pair_rows, pair_ids, batch.pair_slots)
 
 
-def _group(expert_ids: IntArray, owner: Mapping[int, Replica]) -> Placement:
+def _group(expert_ids: Sequence[int], n_used: int, owner: Mapping[int, Replica]) -> Placement:
     """Pairs by worker, ascending by row and selection: a frame's layout is a function of its content."""
-    n_used = expert_ids.shape[1]
-    slots: dict[str, list[int]] = {}
     fallback: list[int] = []
-    for slot, expert_id in enumerate(expert_ids.reshape(-1).tolist()):
-        replica = owner.get(expert_id)
-        (fallback if replica is None else slots.setdefault(replica.worker_id, [])).append(slot)
-    batches = []
-    for worker_id in sorted(slots):
-        pair_slots = np.asarray(slots[worker_id], np.int32)
-        rows, pair_rows = np.unique(pair_slots // n_used, return_inverse=True)
-        local_ids = [owner[expert_id].local_id for expert_id in expert_ids.reshape(-1)[pair_slots].tolist()]
-        batches.append(
-            DispatchBatch(
-                worker_id,
-                rows.astype(np.int32),
-                pair_rows.astype(np.int32),
-                np.asarray(local_ids, np.int32),
-                pair_slots,
-            )
-        )
-    return Placement(tuple(batches), np.asarray(fallback, np.int32))
+    slots: dict[str, list[int]] = {}
+    slots_of_expert = {
+        expert_id: slots.setdefault(owner[expert_id].worker_id, []) if expert_id in owner else fallback
+        for expert_id in set(expert_ids)
+    }
+    for slot, expert_id in enumerate(expert_ids):
+        slots_of_expert[expert_id].append(slot)
+    batches = [
+        _batch(worker_id, slots[worker_id], n_used, [owner[expert_ids[slot]].local_id for slot in slots[worker_id]])
+        for worker_id in sorted(slots)
+    ]
+    return Placement(tuple(batches), np.array(fallback, np.int32))
+
+
+def _batch(worker_id: str, slots: Sequence[int], n_used: int, local_ids: Sequence[int]) -> DispatchBatch:
+    """One worker's pairs; slots ascend, so the pairs of a row stand together."""
+    pair_slots = np.array(slots, np.int32)
+    row_of_pair = pair_slots // n_used
+    is_first = np.ones(len(slots), np.bool_)
+    np.not_equal(row_of_pair[1:], row_of_pair[:-1], out=is_first[1:])
+    pair_rows = is_first.cumsum(dtype=np.int32) - 1
+    return DispatchBatch(worker_id, row_of_pair[is_first], pair_rows, np.array(local_ids, np.int32), pair_slots)
