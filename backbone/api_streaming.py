@@ -24,6 +24,7 @@ HEARTBEAT_S = 5.0
 PATIENCE_S = 15.0  # until the headers: longer than it takes to find that no backbone is there
 DONE = b"data: [DONE]\n\n"
 HEARTBEAT = b": heartbeat\n\n"
+_to_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class EventStream(StreamingHttpResponse):
@@ -62,7 +63,7 @@ class StreamWriter:
     def __init__(self, asked: Asked) -> None:
         self._asked = asked
         self._form = form_for(asked.kind, wants_logprobs=asked.wants_logprobs)
-        self._fingerprint = ""
+        self._head = self._write_head("")
         self._begun: set[int] = set()
         self.has_failed = False
 
@@ -88,7 +89,7 @@ class StreamWriter:
             case Queued():
                 yield f": {event.position} in line\n\n".encode()
             case Started():
-                self._fingerprint = event.fingerprint
+                self._head = self._write_head(event.fingerprint)
             case Token():
                 index = number * self._asked.n + event.choice
                 yield from self._begin(index)
@@ -108,17 +109,19 @@ class StreamWriter:
                 yield self._sse([first])
 
     def _sse(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> bytes:
-        chunk = {
+        tail = f',"usage":{_to_json(usage)}}}' if self._asked.include_usage else "}"
+        return f"{self._head}{_to_json(choices)}{tail}\n\n".encode()
+
+    def _write_head(self, fingerprint: str) -> str:
+        """What all chunks of a reply begin with; written once, for there is one chunk for each token."""
+        head = {
             "id": self._asked.reply_id,
             "object": self._form.chunk_object,
             "created": self._asked.created,
             "model": self._asked.model,
-            "system_fingerprint": self._fingerprint,
-            "choices": choices,
+            "system_fingerprint": fingerprint,
         }
-        if self._asked.include_usage:
-            chunk["usage"] = usage
-        return b"data: %s\n\n" % json.dumps(chunk, separators=(",", ":")).encode()
+        return f'data: {_to_json(head)[:-1]},"choices":'
 
 
 async def stream_parts(
@@ -143,4 +146,4 @@ async def stream_parts(
 
 def error_event(error: ApiError) -> bytes:
     """OpenAI's error object as a typed event."""
-    return b"event: error\ndata: %s\n\n" % json.dumps(error.body, separators=(",", ":")).encode()
+    return f"event: error\ndata: {_to_json(error.body)}\n\n".encode()
