@@ -83,3 +83,21 @@ def wrong_numbers(outputs: FloatRows) -> FloatRows:
     wrong = outputs.copy()
     wrong[:, 5] = wrong[:, 5] * np.float32(1.5) + np.float32(0.25)
     return wrong
+
+
+class Sometimes:
+    """Wrong numbers of the right shape in a share of all answers, at random, after some honest ones."""
+
+    def __init__(self, share: float, seed: int, n_honest: int = 0) -> None:
+        self._share = share
+        self._n_honest = n_honest
+        self._rng = np.random.default_rng(seed)
+        self.n_answers = 0
+        self.n_lies = 0
+
+    def __call__(self, outputs: FloatRows) -> FloatRows:
+        self.n_answers += 1
+        if self.n_answers <= self._n_honest or self._rng.random() >= self._share:
+            return outputs
+        self.n_lies += 1
+        return wrong_numbers(outputs)
