@@ -74,7 +74,7 @@ class BackboneProcess:
         self._stack = ExitStack()
         self._redis = self._stack.enter_context(redis_connection(redis_url))
         self._loaded = self._stack.enter_context(open_model(settings))
-        self._transport = self._stack.enter_context(make_transport(settings, self._loaded.hello()))
+        self._transport = self._stack.enter_context(make_transport(settings, self._loaded.hello(), redis_url))
         entry = directory_entry(settings, self._loaded)
         self._intake = RequestIntake(
             settings.model_name, self._loaded.tokenizer, self._loaded.index.metadata, settings.max_deadline_s

@@ -7,7 +7,7 @@ The process is a Celery worker with one engine: `celery -A kvasir_site worker --
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from backbone.stream_keys import QUEUE
@@ -30,11 +30,13 @@ class ServiceSettings:
     kernel: str = "auto"
     reply: str = "f32"
     workers: tuple[str, ...] = ()  # HOST:PORT of workers that listen
-    relays: tuple[str, ...] = ()
+    relays: tuple[str, ...] = ()  # addresses; with a token and none here, those that are announced in Redis
     worker_deadline_s: float = 10.0
     max_deadline_s: float = 3600.0
     stop_s: float = 20.0  # how long running requests may finish when the process is asked to stop
     stall_s: float = 300.0  # a step that takes longer means that the engine hangs
+    token: str = field(default="", repr=False)  # this node's, for relays
+    token_file: Path | None = None  # or the file that holds it
 
     @property
     def n_tasks(self) -> int:

@@ -4,24 +4,59 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from backbone.engine.edge_pool import EdgePool, WorkerAddress
 from backbone.engine.reply_format import ReplyFormat
 from backbone.engine.transport import NoWorkers, Transport
 from backbone.service_settings import ServiceSettings
 from kvasir.errors import ConfigError
+from kvasir.relay_directory import FixedDirectory, RedisDirectory, RelayDirectory
 from kvasir.wire_frames import Hello, ReplyType
+
+_REDIS_TIMEOUT_S = 5.0
 
 
 @contextmanager
-def make_transport(settings: ServiceSettings, hello: Hello) -> Iterator[Transport]:
-    """Edges to the workers of the settings, open inside the context. Raises ConfigError for what cannot be dialled."""
-    if settings.relays:
-        raise ConfigError(f"KVASIR_RELAYS={','.join(settings.relays)}: this backbone dials workers, not relays")
-    if not settings.workers:
+def make_transport(settings: ServiceSettings, hello: Hello, redis_url: str) -> Iterator[Transport]:
+    """Edges to the workers of the settings, open inside the context. Raises ConfigError for what cannot be dialled.
+
+    With a node token the relays are dialled: those of the settings, else those that announce themselves in Redis.
+    """
+    token = node_token(settings)
+    if settings.relays and not token:
+        raise ConfigError("KVASIR_RELAYS is set and no node token: set KVASIR_TOKEN_FILE (manage.py issue_token)")
+    if not settings.workers and not token:
         yield NoWorkers()
         return
-    addresses = [WorkerAddress.parse(text) for text in settings.workers]
-    reply = ReplyType.F16 if ReplyFormat(settings.reply) is ReplyFormat.F16 else ReplyType.F32
-    with EdgePool(addresses, hello, reply=reply) as pool:
+    pool = EdgePool(
+        [WorkerAddress.parse(text) for text in settings.workers],
+        replace(hello, token=token),
+        relays=_directory(settings, redis_url) if token else None,
+        reply=ReplyType.F16 if ReplyFormat(settings.reply) is ReplyFormat.F16 else ReplyType.F32,
+    )
+    with pool:
         yield pool
+
+
+def node_token(settings: ServiceSettings) -> str:
+    """This backbone's node token, "" when it has none. Raises ConfigError for a file that cannot be read."""
+    if settings.token_file is None:
+        return settings.token
+    try:
+        words = settings.token_file.read_text(encoding="utf-8").split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"KVASIR_TOKEN_FILE={settings.token_file} cannot be read: {type(error).__name__}") from error
+    if len(words) != 1:
+        raise ConfigError(f"KVASIR_TOKEN_FILE={settings.token_file} has {len(words)} words, one token is needed")
+    return words[0]
+
+
+def _directory(settings: ServiceSettings, redis_url: str) -> RelayDirectory:
+    if settings.relays:
+        return FixedDirectory({url: url for url in settings.relays})
+    from redis.asyncio import Redis
+
+    return RedisDirectory(
+        Redis.from_url(redis_url, socket_timeout=_REDIS_TIMEOUT_S, socket_connect_timeout=_REDIS_TIMEOUT_S)
+    )

@@ -68,6 +68,11 @@ class Edge:
         raise NotImplementedError
 
     @property
+    def address(self) -> str:
+        """The worker's name in errors, unique among the edges of this process."""
+        return self._address
+
+    @property
     def welcome(self) -> Welcome:
         """What the worker said of itself."""
         return self._welcomed.result()

@@ -31,7 +31,6 @@ class Blueprint:
     slices: Sequence[Path]
     credentials: Credentials
     run_dir: Path
-    worker_addresses: Sequence[str]
     backbone_command: Callable[[str], Sequence[str]]
     backbone_stop_s: float
 
@@ -77,27 +76,28 @@ class Blueprint:
             yield self._server(f"relay-{number + 1}", port, "--relay-only")
 
     def _workers(self) -> Iterator[Child]:
-        """On the loopback's own ports, which the backbones dial."""
-        for number, path in enumerate(self.slices):
-            plan = ChildPlan(f"worker-{number + 1}", needs=(WEB,), stop_stage=WORKERS_STOP)
-            command = [sys.executable, "-m", "kvasir.worker", "serve", "--listen", self.worker_addresses[number]]
-            command += ["--slice", str(path), "--threads", str(self.settings.worker_threads), "--json"]
-            yield Child(plan, command, _listens)
+        """Each joins one relay; those of `relay_ports` in turn, the web server's own when there is none."""
+        joined = [(f"relay-{number + 1}", port) for number, port in enumerate(self.settings.relay_ports)]
+        joined = joined or [(WEB, self.settings.port)]
+        for number, (path, token) in enumerate(zip(self.slices, self.credentials.worker_tokens, strict=True)):
+            relay, port = joined[number % len(joined)]
+            plan = ChildPlan(f"worker-{number + 1}", needs=(relay,), stop_stage=WORKERS_STOP)
+            command = [sys.executable, "-m", "kvasir.worker", "join", self.relay_url(port)]
+            command += ["--token-file", "/dev/stdin", "--slice", str(path)]
+            command += ["--threads", str(self.settings.worker_threads), "--json"]
+            yield Child(plan, command, _has_joined, stdin=token.encode())
 
     def _backbones(self) -> Iterator[Child]:
-        workers = [f"worker-{number + 1}" for number in range(len(self.slices))]
         for number in range(self.settings.n_backbones):
             name = "backbone" if self.settings.n_backbones == 1 else f"backbone-{number + 1}"
             plan = ChildPlan(
                 name,
-                needs=(*self._store, WEB, *workers),
+                needs=(*self._store, WEB),
                 stop_stage=BACKBONES_STOP,
                 start_deadline_s=600.0,  # a large model from a slow disk
                 stop_deadline_s=self.backbone_stop_s + STOP_MARGIN_S,
             )
-            environment = {"REDIS_URL": self.redis_url}
-            if self.slices:
-                environment["KVASIR_WORKERS"] = ",".join(self.worker_addresses)
+            environment = {"REDIS_URL": self.redis_url, "KVASIR_TOKEN": self.credentials.backbone_token}
             yield Child(plan, self.backbone_command(name), _consumes, environment)
 
 
@@ -110,6 +110,6 @@ def _consumes(log: str) -> bool:
     return any(line.endswith(" ready.") for line in log.splitlines())
 
 
-def _listens(log: str) -> bool:
-    """Whether a worker says that it can be dialled."""
-    return any(line.startswith('{"event": "listening"') for line in log.splitlines())
+def _has_joined(log: str) -> bool:
+    """Whether a relay has taken this worker."""
+    return any(line.startswith('{"event": "joined"') for line in log.splitlines())

@@ -1,7 +1,8 @@
-"""The engine's workers over TCP: one edge to each address, kept open by an event loop in a thread of its own.
+"""The engine's workers: edges over TCP and through relays, kept open by an event loop in a thread of its own.
 
 Implements `Transport`. The engine's thread calls it; sockets are served here, so that computation never delays a
-reply or a sign of life. A worker that goes away is dialled again with growing, jittered delays.
+reply or a sign of life. A worker at an address is dialled again with growing, jittered delays when it goes away; behind
+relays workers come and go, and each edge is a member for as long as it lasts.
 """
 
 from __future__ import annotations
@@ -20,9 +21,13 @@ from backbone.engine.placement import CoverageSnapshot
 from backbone.engine.worker_health import Health, redial_delay_s
 from backbone.engine.worker_meter import WorkerMeter
 from kvasir.edge import TcpEdge
+from kvasir.edge_calls import Edge
 from kvasir.errors import ConfigError, EdgeError, EdgeTimeout
 from kvasir.experts import FloatRows
 from kvasir.kernels.api import EncodedRows, Pairs, RowFormat
+from kvasir.relay_directory import RelayDirectory
+from kvasir.relay_edge import RelayEdge
+from kvasir.relay_keeper import RelayKeeper
 from kvasir.wire_frames import Hello, ReplyType
 
 logger = logging.getLogger(__name__)
@@ -51,9 +56,9 @@ class WorkerAddress:
 class _Member:
     """One worker as the pool sees it. Written by the pool's thread, read by the engine's."""
 
-    address: WorkerAddress
+    name: str
     meter: WorkerMeter
-    edge: TcpEdge | None = None
+    edge: Edge | None = None
     health: Health = field(default_factory=Health)
     problem: str = "not yet connected"
     bytes_before: tuple[int, int] = (0, 0)
@@ -66,20 +71,28 @@ class _Member:
 
 
 class EdgePool:
-    """Edges to a fixed list of workers. `start` it, give it to the dispatcher, `close` it."""
+    """Edges to a list of addresses, and to whoever joins the relays. `start` it, give it to the dispatcher, `close` it.
+
+    `relays` lists the relays to dial; `hello` then holds this backbone's token.
+    """
 
     def __init__(
         self,
         addresses: Sequence[WorkerAddress],
         hello: Hello,
         *,
+        relays: RelayDirectory | None = None,
         reply: ReplyType = ReplyType.F32,
         connect_deadline_s: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        self._members = {str(address): _Member(address, WorkerMeter(clock)) for address in addresses}
+        self._addresses = {str(address): address for address in addresses}
+        # replaced, never changed: the engine's thread looks at it while workers come and go
+        self._members = {name: _Member(name, WorkerMeter(clock)) for name in self._addresses}
         self._hello = hello
+        self._hello_to_addresses = replace(hello, token="")  # the token is for relays alone
+        self._relays = relays
         self._reply = reply
         self._connect_deadline_s = connect_deadline_s
         self._clock = clock
@@ -91,12 +104,14 @@ class EdgePool:
         self._keepers: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Dial every worker; returns when each has been reached, has refused, or has failed once."""
+        """Dial every worker and relay; returns when each has been reached, has refused, or has failed once."""
         self._thread.start()
-        for member in self._members.values():
+        for name, address in self._addresses.items():
             tried: Future[None] = Future()
             self._tried.append(tried)
-            self._loop.call_soon_threadsafe(self._keep_in_loop, member, tried)
+            self._loop.call_soon_threadsafe(self._keep_in_loop, self._members[name], address, tried)
+        if self._relays is not None:
+            self._tried.append(asyncio.run_coroutine_threadsafe(self._dial_relays(self._relays), self._loop))
         for tried in self._tried:
             tried.result(self._connect_deadline_s + 5.0)
 
@@ -162,10 +177,11 @@ class EdgePool:
         deadline_s: float,
     ) -> Future[FloatRows]:
         """Send at once; see Transport. Raises EdgeError when the worker is not connected."""
-        member = self._members[worker_id]
-        edge = member.edge
-        if edge is None or not self._thread.is_alive():
-            raise EdgeError(f"worker {worker_id} is not connected: {member.problem}")
+        member = self._members.get(worker_id)
+        edge = member.edge if member is not None else None
+        if member is None or edge is None or not self._thread.is_alive():
+            problem = member.problem if member is not None else "it has left its relay"
+            raise EdgeError(f"worker {worker_id} is not connected: {problem}")
         call = edge.dispatch(layer, rows, row_format, pair_rows, pair_ids, deadline_s=deadline_s, reply=self._reply)
         future = asyncio.run_coroutine_threadsafe(call, self._loop)
         member.meter.watch(len(pair_ids), rows.nbytes, future)
@@ -174,23 +190,42 @@ class EdgePool:
 
     def report(self, worker_id: str, reason: str) -> None:
         """Leave a worker out for a while; the time doubles with each failure."""
-        member = self._members[worker_id]
-        member.health = member.health.after_failure(self._clock(), reason)
+        member = self._members.get(worker_id)
+        if member is not None:
+            member.health = member.health.after_failure(self._clock(), reason)
 
     def _note_success(self, member: _Member, done: Future[FloatRows]) -> None:
         if not done.cancelled() and done.exception() is None:
             member.health = member.health.after_success()
 
-    def _keep_in_loop(self, member: _Member, tried: Future[None]) -> None:
-        self._keepers.append(self._loop.create_task(self._keep(member, tried)))
+    async def _dial_relays(self, directory: RelayDirectory) -> None:
+        """Follow the directory from now on; returns when every relay that is listed was tried once."""
+        keeper = RelayKeeper(directory, self._hello, self._add_edge, connect_deadline_s=self._connect_deadline_s)
+        self._keepers.append(self._loop.create_task(keeper.run()))
+        await keeper.has_tried_all.wait()
 
-    async def _keep(self, member: _Member, tried: Future[None]) -> None:
+    def _add_edge(self, edge: RelayEdge) -> None:
+        """A worker behind a relay is there; it is a new member, whoever it was before."""
+        member = _Member(edge.address, WorkerMeter(self._clock))
+        self._members = {**self._members, member.name: member}
+        self._set_edge(member, edge)
+        edge.closed.add_done_callback(lambda closed: self._drop_edge(member, closed.result()))
+
+    def _drop_edge(self, member: _Member, problem: str) -> None:
+        member.problem = problem
+        self._lose_edge(member)
+        self._members = {name: other for name, other in self._members.items() if other is not member}
+
+    def _keep_in_loop(self, member: _Member, address: WorkerAddress, tried: Future[None]) -> None:
+        self._keepers.append(self._loop.create_task(self._keep(member, address, tried)))
+
+    async def _keep(self, member: _Member, address: WorkerAddress, tried: Future[None]) -> None:
         """Hold one edge open for ever."""
         n_failures = 0
         while True:
             try:
                 edge = await TcpEdge.connect(
-                    member.address.host, member.address.port, self._hello, deadline_s=self._connect_deadline_s
+                    address.host, address.port, self._hello_to_addresses, deadline_s=self._connect_deadline_s
                 )
             except EdgeError as error:
                 member.problem = str(error)
@@ -207,13 +242,13 @@ class EdgePool:
                 tried.set_result(None)
             await asyncio.sleep(redial_delay_s(n_failures, self._jitter()))
 
-    def _set_edge(self, member: _Member, edge: TcpEdge) -> None:
+    def _set_edge(self, member: _Member, edge: Edge) -> None:
         member.edge, member.problem = edge, ""
         member.connected.set()
         self._publish()
 
     def _lose_edge(self, member: _Member) -> None:
-        logger.warning("worker %s is gone: %s", member.address, member.problem)
+        logger.warning("worker %s is gone: %s", member.name, member.problem)
         member.bytes_before = member.bytes_moved()
         member.edge = None
         member.connected.clear()

@@ -1,6 +1,6 @@
 """The engine's view of the workers: who is live, what they hold, and a way to ask one of them.
 
-`edge_pool` implements it over TCP (the relay comes later), tests with plain objects. The engine never sees a socket.
+`edge_pool` implements it over TCP and through relays, tests with plain objects. The engine never sees a socket.
 """
 
 from __future__ import annotations

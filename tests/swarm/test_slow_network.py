@@ -1,10 +1,13 @@
-"""Workers far away: 20 ms each way and 2 MB/s. Every token and every logit is that of one process."""
+"""Workers far away: 20 ms each way and 2 MB/s, dialled or through a relay. Every token and every logit is that of one
+process.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +17,11 @@ from backbone.engine.loaded_model import LoadedModel
 from backbone.engine.sampling_params import SamplingParams
 from backbone.engine.transport import NoWorkers
 from backbone.management.generation import Generation, first_difference, generate
+from kvasir.relay_directory import FixedDirectory
+from kvasir.wire_frames import Role
 from kvasir.worker.holdings import open_holdings
+from tests.swarm.join_process import join_process
+from tests.swarm.relay_process import PATIENCE_S, relay_process
 from tests.swarm.slow_proxy import slow_proxy
 from tests.swarm.swarm import LoopThread, cut, even_parts, serving
 
@@ -46,6 +53,36 @@ def test_workers_behind_a_slow_network(loaded: LoadedModel, tmp_path: Path) -> N
     assert first_difference(run, write(loaded, NoWorkers())) is None
     assert run.tally.n_fallback == 0
     assert run.seconds > N_TOKENS * 2 * 0.02  # the way there and back, at least
+
+
+def test_workers_that_reach_the_relay_through_a_slow_network(loaded: LoadedModel, tmp_path: Path) -> None:
+    slices = cut(MODEL, even_parts(16, 2), tmp_path)
+    homes = [tmp_path / name for name in ("relay", "near", "far")]
+    for home in homes:
+        home.mkdir()
+    with relay_process(homes[0]) as relay:
+        port, token = int(relay.url.rsplit(":", 1)[1].split("/")[0]), relay.tokens[Role.WORKER]
+        with (
+            slow_proxy("127.0.0.1", port) as proxy,
+            join_process(relay.url, token, slices[0], homes[1]) as near,
+            join_process(f"ws://127.0.0.1:{proxy.port}/relay", token, slices[1], homes[2]) as far,
+        ):
+            assert (near.says()["event"], far.says()["event"]) == ("joined", "joined")
+            hello = replace(loaded.hello(), token=relay.tokens[Role.BACKBONE])
+            with EdgePool([], hello, relays=FixedDirectory({"relay": relay.url})) as pool:
+                wait_live(pool, 2)
+                run = write(loaded, pool)
+            assert proxy.n_bytes > 50_000
+    assert first_difference(run, write(loaded, NoWorkers())) is None
+    assert run.tally.n_fallback == 0
+    assert run.seconds > N_TOKENS * 2 * 0.02  # the way there and back, at least
+
+
+def wait_live(pool: EdgePool, n_workers: int) -> None:
+    until = time.monotonic() + PATIENCE_S
+    while len(pool.live()) < n_workers:
+        assert time.monotonic() < until, pool.problems
+        time.sleep(0.01)
 
 
 def test_the_proxy_delays_paces_and_changes_nothing() -> None:

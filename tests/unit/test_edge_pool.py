@@ -8,6 +8,7 @@ import pytest
 from backbone.engine.edge_pool import EdgePool, WorkerAddress
 from kvasir.errors import ConfigError, EdgeError, EdgeTimeout
 from kvasir.kernels.api import RowFormat
+from kvasir.relay_directory import FixedDirectory
 from kvasir.wire_frames import Hello, Role
 
 HELLO = Hello(Role.BACKBONE, "0" * 64, "1" * 64, "kx1")
@@ -44,3 +45,18 @@ def test_closing_twice_is_harmless() -> None:
     pool.start()
     pool.close()
     pool.close()
+
+
+def test_a_worker_that_left_its_relay_is_an_edge_error_and_no_surprise() -> None:
+    with EdgePool([], HELLO) as pool:
+        empty = np.zeros(0, np.int32)
+        with pytest.raises(EdgeError, match="3 at ws://x is not connected: it has left its relay"):
+            pool.dispatch("3 at ws://x", 0, np.zeros((0, 261), np.uint8), RowFormat.KX1, empty, empty, 1.0)
+        pool.report("3 at ws://x", "late")
+        assert pool.live() == frozenset()
+
+
+def test_relays_that_are_not_there_hold_up_nobody() -> None:
+    relays = FixedDirectory({"one": "ws://127.0.0.1:9/relay"})
+    with EdgePool([], HELLO, relays=relays, connect_deadline_s=5.0) as pool:
+        assert pool.live() == frozenset()

@@ -64,7 +64,6 @@ class Command(BaseCommand):
                 slices=slices,
                 credentials=made,
                 run_dir=run_dir,
-                worker_addresses=[f"{LOOPBACK}:{free_port()}" for _ in slices],
                 backbone_command=lambda name: celery_command(service, name),
                 backbone_stop_s=service.stop_s,
             )
