@@ -73,6 +73,7 @@ class Figures:
     nginx: list[float]
     site_cpu: float
     nginx_cpu: float
+    rss_before_mb: float  # nothing served yet
     rss_mb: float
 
 
@@ -98,6 +99,7 @@ def measure(folder: Path, load: Load, n_runs: int) -> Figures:
     with GGUFIndex.open(model) as index:
         fingerprint = ModelCard.from_index(index).fingerprint
     with site_server(folder, model, N_CLIENTS) as site, nginx_server(folder) as nginx:
+        rss_before_mb = site.rss_mb()
         from_site = [
             Request(f"/api/slices/{fingerprint}?experts={r.layer}:{r.start}-{r.stop}", site.token, 0, load.n_bytes)
             for r in load.ranges
@@ -117,6 +119,7 @@ def measure(folder: Path, load: Load, n_runs: int) -> Figures:
             rates[nginx.port],
             (cpu[site.port] + site.cpu_s()) / n_gb,
             (cpu[nginx.port] + nginx.cpu_s()) / n_gb,
+            rss_before_mb,
             site.rss_mb(),
         )
 
@@ -173,7 +176,7 @@ def as_table(figures: Figures) -> str:
         ("", f"(nginx: {statistics.median(figures.nginx):.0f} MB/s)"),
         ("ratio_vs_nginx", f"{ratio(figures):.2f}"),
         ("CPU of the server", f"{figures.site_cpu:.2f} s for a GB (nginx: {figures.nginx_cpu:.2f} s)"),
-        ("rss_mb", f"{figures.rss_mb:.1f} MB, at most, of the whole site process"),
+        ("rss_mb", f"{figures.rss_mb:.1f} MB, at most, of the whole site process (before: {figures.rss_before_mb:.1f} MB)"),
         ("machine", describe_machine()),
     ]
     return "\n".join(f"{label:<20} {text}" for label, text in rows)

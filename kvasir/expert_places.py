@@ -42,7 +42,8 @@ def expert_places(tensors: ExpertTensors, local_id: int) -> tuple[BytePlace, ...
 
 
 def digest_places(places: Iterable[BytePlace], descriptor_of: Callable[[int], int]) -> ExpertDigest:
-    """Size and SHA-256 of an expert that lies at `places`; `descriptor_of(part)` is an open file.
+    """Size and SHA-256 of an expert that lies at `places`; `descriptor_of(part)` is an open file
+    that nobody else reads meanwhile.
 
     Raises GGUFError when a file ends early.
     """
@@ -52,7 +53,8 @@ def digest_places(places: Iterable[BytePlace], descriptor_of: Callable[[int], in
         descriptor = descriptor_of(place.part)
         done = 0
         while done < place.n_bytes:
-            piece = os.pread(descriptor, min(READ_BYTES, place.n_bytes - done), place.offset + done)
+            os.lseek(descriptor, place.offset + done, os.SEEK_SET)  # pread would be one call, but Windows has none
+            piece = os.read(descriptor, min(READ_BYTES, place.n_bytes - done))
             if not piece:
                 raise GGUFError(f"a model file ended at byte {place.offset + done}, {place.n_bytes - done} bytes early")
             digest.update(piece)
