@@ -22,8 +22,8 @@ from market.segments import parse_segments
 from market.settings import MarketSettings
 from market.upkeep import LOOK_EVERY_MS, Upkeep
 
-RETRY_S = 30.0  # when nothing is wanted and nothing is about to end
-SOONEST_RETRY_S = 2.0
+RETRIES_PER_LEASE = 3  # when nothing is wanted: a gap opens when a heartbeat's lease ends
+SOONEST_RETRY_S = 0.5
 FULL_RETRY_S = 60.0
 _FACTS = ("url", "owner", "os", "device_kind", "accelerator", "backend", "rows_per_s")
 
@@ -80,8 +80,12 @@ class Participation:
         try:
             answer = take_lease(self.store, volunteer, self._market.targets, self._market.volunteer_lease_s)
         except TooManyPledgesError as error:
-            raise MarketError(409, "too_many_leases", str(error), retry_after_s=RETRY_S) from error
-        return self._assigned(answer) if isinstance(answer, Lease) else _not_assigned(node_id, answer)
+            raise MarketError(409, "too_many_leases", str(error), retry_after_s=FULL_RETRY_S) from error
+        return (
+            self._assigned(answer)
+            if isinstance(answer, Lease)
+            else _not_assigned(node_id, answer, self._market.lease_s)
+        )
 
     def _assigned(self, lease: Lease) -> dict[str, Any]:
         facts, offer = self.facts, lease.offer
@@ -141,14 +145,15 @@ def rate_microcredits(base: int, scarcity: float) -> int:
     return base + round(base * scarcity)
 
 
-def _not_assigned(node_id: str, answer: NoLease) -> dict[str, Any]:
+def _not_assigned(node_id: str, answer: NoLease, lease_s: float) -> dict[str, Any]:
     """Who asks again when is spread by node, so that all who wait do not come at once."""
     if answer.refusal is Refusal.BUSY:
         wait_s = 1.0
     elif answer.refusal is Refusal.BUDGET_FULL:
         wait_s = FULL_RETRY_S
     else:
-        wait_s = max(SOONEST_RETRY_S, min(RETRY_S, answer.first_end_s or RETRY_S))
+        usual_s = lease_s / RETRIES_PER_LEASE
+        wait_s = max(SOONEST_RETRY_S, min(usual_s, usual_s if answer.first_end_s is None else answer.first_end_s))
     spread = 1.0 + (zlib.crc32(node_id.encode()) % 1000) / 2000
     return {
         "assigned": False,

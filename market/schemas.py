@@ -12,6 +12,7 @@ from pydantic import Field, StrictInt
 
 Text = Annotated[str, Field(max_length=200)]
 NodeId = Annotated[str, Field(min_length=1, max_length=64)]
+LeaseId = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
 LARGEST = 1 << 53  # what every JSON reader holds exactly
 
 
@@ -43,9 +44,7 @@ class CoverageBody(Schema):
     accelerator: Text = ""
     backend: Text = ""
     rows_per_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    leases: Annotated[
-        list[Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]], Field(default_factory=list, max_length=64)
-    ]
+    leases: list[LeaseId] = Field(default_factory=list, max_length=64)
     leaving: bool = False
 
 
