@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -50,6 +50,14 @@ class SliceOffer:
     ranges: tuple[ExpertRange, ...]
     slice_url: str
     manifest_url: str
+
+    @classmethod
+    def at(cls, site_url: str, fingerprint: str, ranges: Iterable[ExpertRange]) -> SliceOffer:
+        """These experts at the routes that every site has (docs/slices.md)."""
+        merged = merge_ranges(ranges)
+        experts = ",".join(f"{item.layer}:{item.start}-{item.stop}" for item in merged)
+        base, tail = site_url.rstrip("/"), f"{fingerprint}?experts={experts}"
+        return cls(fingerprint, merged, f"{base}/api/slices/{tail}", f"{base}/api/manifests/{tail}")
 
 
 @dataclass(slots=True)

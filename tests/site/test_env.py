@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvasir.errors import ConfigError
-from kvasir_site.env import env_bool, env_list, env_secret
+from kvasir_site.env import env_bool, env_http_url, env_list, env_secret
 
 
 @pytest.mark.parametrize(("text", "value"), [("1", True), ("on", True), ("TRUE", True), ("0", False), ("no", False)])
@@ -35,3 +35,12 @@ def test_a_short_secret_is_refused_without_showing_it() -> None:
 
 def test_names_are_stripped() -> None:
     assert env_list("KVASIR_X", [], {"KVASIR_X": "a.example, b.example"}) == ["a.example", "b.example"]
+
+
+@pytest.mark.parametrize("value", ["ftp://host/x", "host/x", "http://", "https://me:secret@host/x", "https://host/x#y"])
+def test_an_address_that_cannot_be_fetched_is_refused_without_showing_it(value: str) -> None:
+    with pytest.raises(ConfigError, match="KVASIR_X") as raised:
+        env_http_url("KVASIR_X", {"KVASIR_X": value})
+    assert value not in str(raised.value)
+    assert env_http_url("KVASIR_X", {"KVASIR_X": "https://host/model.gguf"}) == "https://host/model.gguf"
+    assert env_http_url("KVASIR_X", {}) == ""

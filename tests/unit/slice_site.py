@@ -75,7 +75,7 @@ class Site:
         return f"{SITE}/api/{what}/{self.card.fingerprint}?experts={experts}"
 
     def offer(self, ranges: tuple[ExpertRange, ...] = RANGES) -> SliceOffer:
-        return SliceOffer(self.card.fingerprint, ranges, self.url("slices", ranges), self.url("manifests", ranges))
+        return SliceOffer.at(SITE + "/", self.card.fingerprint, ranges)
 
     def client(self) -> httpx.AsyncClient:
         """A plain client with the token."""

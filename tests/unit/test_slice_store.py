@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import io
 import json
 import os
 from dataclasses import replace
@@ -17,10 +18,13 @@ from hypothesis import strategies as st
 from kvasir.budget import WORKER_OVERHEAD_BYTES
 from kvasir.errors import ConfigError, DownloadError
 from kvasir.experts import ExpertRange
+from kvasir.gguf_index import GGUFIndex
+from kvasir.slices import plan_slice
 from kvasir.worker.slice_budget import fits, memory_needed
 from kvasir.worker.slice_cache import CacheFullError
 from kvasir.worker.slice_http import SourceRefusedError
 from kvasir.worker.slice_paths import DiskFullError, PartialFile
+from kvasir.worker.slice_progress import DownloadBar
 from kvasir.worker.slice_repair import BrokenSliceError
 from kvasir.worker.slice_store import DoesNotFitError, HeldSlice, SliceStore
 from tests.unit.moe_files import ModelSpec
@@ -116,6 +120,37 @@ def test_only_broken_experts_are_fetched_again(tmp_path: Path, site: Site) -> No
         assert held.path.read_bytes() == site.expected
         assert 0 < held.n_repaired <= site.card.expert_bytes(2)
     assert len(network.asked()) == 1 + 3  # gate, up and down of one expert
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sets(st.integers(0, 390_000), max_size=5))
+def test_bytes_broken_anywhere_are_mended(tmp_path_factory: pytest.TempPathFactory, places: set[int]) -> None:
+    directory = tmp_path_factory.mktemp("noise")
+    site = make_site(directory)
+    network = Network(site)
+    asked: list[str] = []
+
+    def fault(request: httpx.Request, body: bytes) -> bytes:
+        if "/slices/" not in request.url.path or asked:
+            return body
+        asked.append(request.headers["range"])
+        broken = bytearray(body)
+        for place in places:
+            broken[place % len(body)] ^= 0x80
+        return bytes(broken)
+
+    network.fault = fault
+    store, _ = store_at(directory / "cache", network)
+    with obtain(store, site) as held:
+        assert without_padding(site, held.path.read_bytes()) == without_padding(site, site.expected)
+        assert held.n_repaired <= len(places) * site.card.expert_bytes(0) + 10_000
+
+
+def without_padding(site: Site, data: bytes) -> bytes:
+    """A slice's bytes but for those between its header and tensors, which nobody reads."""
+    with GGUFIndex.open(site.model) as index:
+        plan = plan_slice(index, site.card, RANGES)
+    return data[: len(plan.header)] + b"".join(data[item.position : item.stop] for item in plan.byte_ranges)
 
 
 def test_a_broken_header_is_mended(tmp_path: Path, site: Site) -> None:
@@ -412,3 +447,17 @@ def test_the_token_goes_to_the_site_alone(tmp_path: Path) -> None:
     obtain(store, site).release()
     assert {request.url.host for request in network.requests} == {"site.test", "origin.test"}
     assert all(("authorization" in r.headers) == (str(r.url).startswith(SITE)) for r in network.requests)
+
+
+def test_the_bar_shows_bytes_that_are_there() -> None:
+    shown = io.StringIO()
+    with DownloadBar("slice", shown, is_shown=True) as bar:
+        bar.report(3 << 20, 4 << 20)
+        bar.report(4 << 20, 4 << 20)
+    last = shown.getvalue().split("\r")[-1]
+    assert "100%" in last
+    assert "4.00M/4.00M" in last
+    silent = io.StringIO()
+    with DownloadBar("slice", silent) as bar:
+        bar.report(1, 2)
+    assert silent.getvalue() == ""
