@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import ipaddress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from redis import Redis
+if TYPE_CHECKING:  # settings import this module: a relay process shall not load the client for a type's sake
+    from redis import Redis
 
 _TAKE = """
 local tokens, at = unpack(redis.call('HMGET', KEYS[1], 'tokens', 'at'))

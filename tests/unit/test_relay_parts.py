@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
+import subprocess
+import sys
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +23,8 @@ from relay.receive_queue import HIGH_WATER_BYTES as RECEIVE_HIGH
 from relay.receive_queue import LOW_WATER_BYTES, ReceiveQueue
 from relay.serving import check_address
 from relay.usage import MAX_WAITING, Usage, UsageBook
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_what_gathers_while_a_message_leaves_goes_out_as_one() -> None:
@@ -215,3 +221,14 @@ def test_a_taken_port_is_one_clear_sentence() -> None:
     check_address("127.0.0.1", 0)
     with pytest.raises(ConfigError, match="port 70000 does not exist"):
         check_address("127.0.0.1", 70_000)
+
+
+def test_a_process_that_is_only_a_relay_loads_nothing_of_pages_and_engine() -> None:
+    code = (
+        "import sys; import relay.management.commands.serve; import django; django.setup(); import relay.asgi; "
+        "print([name for name in ('torch', 'celery', 'redis', 'ninja', 'pydantic', 'jinja2') if name in sys.modules])"
+    )
+    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "kvasir_site.settings"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"

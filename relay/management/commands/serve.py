@@ -24,6 +24,7 @@ from kvasir.errors import ConfigError  # noqa: E402
 
 class Command(BaseCommand):
     help = "Serve the relay (at /relay) and the site until SIGTERM or Ctrl-C."
+    requires_system_checks = ()  # they load all pages; done below, where there are pages
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
@@ -33,6 +34,8 @@ class Command(BaseCommand):
         parser.add_argument("--relay-only", action="store_true", help="no pages: one relay process more")
 
     def handle(self, *_args: Any, **options: Any) -> None:
+        if not options["relay_only"]:
+            self.check()
         application = import_string("relay.asgi.application" if options["relay_only"] else settings.ASGI_APPLICATION)
         from relay.site import service  # after the application: that sets up what it needs
 
