@@ -57,7 +57,7 @@ class Evidence:
     """A proven wrong answer, small enough to be stored and shown to the worker's owner."""
 
     evidence_id: str
-    worker_id: str
+    worker_id: str  # the node's id
     fingerprint: str  # of the model
     kernel: str
     layer: int

@@ -24,7 +24,7 @@ from backbone.engine.hedging import LATE, Attempt, HedgeCounters, first_heard, l
 from backbone.engine.measured import UNMEASURED, Measured
 from backbone.engine.placement import DispatchBatch, IntArray, place, place_again
 from backbone.engine.receipts import TrafficCounter
-from backbone.engine.replica_choice import taking_part
+from backbone.engine.replica_choice import taking_part, with_probe
 from backbone.engine.reply_format import ReplyFormat, round_replies
 from backbone.engine.scheduler import Chunk
 from backbone.engine.step_rows import StepRows
@@ -122,7 +122,8 @@ class ExpertDispatcher:
             self._traffic.add(layer, job.expert_ids)
         self._n_calls += 1
         live = taking_part(self._usable(), job.measured, self._n_calls)
-        placement = place(layer, job.expert_ids, self._transport.coverage(), live, job.measured)
+        measured = with_probe(live, job.measured, self._n_calls)
+        placement = place(layer, job.expert_ids, self._transport.coverage(), live, measured)
         attempts = [self._ask(job, batch) for batch in placement.batches]
         return self._collect(job, attempts, placement.fallback_slots)
 

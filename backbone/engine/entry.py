@@ -42,6 +42,7 @@ class EntryDesk:
         draws: SecretDraws,
         reply_format: ReplyFormat,
         judge: Callable[[Reply], bool],
+        node_of: Callable[[str], str],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`judge` says whether a reply is right, and draws the consequences when it is not."""
@@ -51,6 +52,7 @@ class EntryDesk:
         self._draws = draws
         self._reply_format = reply_format
         self._judge = judge
+        self._node_of = node_of
         self._clock = clock
         self._lock = threading.Lock()
         self._admitted: dict[str, Held] = {}
@@ -69,11 +71,10 @@ class EntryDesk:
             self._start_test(worker_id)
         return live & self._names
 
-    def expel(self, worker_id: str) -> None:
-        """A worker may no longer serve."""
+    def expel(self, node_id: str) -> None:
+        """A node's workers may no longer serve."""
         with self._lock:
-            self._admitted.pop(worker_id, None)
-            self._names = frozenset(self._admitted)
+            self._keep({name: held for name, held in self._admitted.items() if self._node_of(name) != node_id})
 
     def save_soon(self) -> None:
         """Save what is known of the workers, in the background."""
@@ -89,18 +90,19 @@ class EntryDesk:
         self._tests.close()
 
     def _drop_changed(self, coverage: CoverageSnapshot) -> None:
-        """Whoever holds other ranges now is tested again."""
+        """Whoever holds other ranges now, or left and came back, is tested again."""
         with self._lock:
             self._coverage = coverage
-            for worker_id, held in list(self._admitted.items()):
-                if coverage.held.get(worker_id, held) != held:
-                    del self._admitted[worker_id]
-            self._names = frozenset(self._admitted)
+            self._keep({name: held for name, held in self._admitted.items() if coverage.held.get(name) == held})
+            self._retry_at = {name: at for name, at in self._retry_at.items() if name in coverage.held}
+
+    def _keep(self, admitted: dict[str, Held]) -> None:
+        self._admitted, self._names = admitted, frozenset(admitted)
 
     def _start_test(self, worker_id: str) -> None:
         with self._lock:
             is_due = self._clock() >= self._retry_at.get(worker_id, 0.0)
-            if worker_id in self._testing or self._book.state(worker_id).quarantined or not is_due:
+            if worker_id in self._testing or self._is_out(worker_id) or not is_due:
                 return
             self._testing.add(worker_id)
         if not self._tests.offer(lambda: self._test(worker_id)):
@@ -110,17 +112,20 @@ class EntryDesk:
         coverage = self._transport.coverage()
         held = coverage.held.get(worker_id, ())
         try:
-            is_admitted = not self._book.load(worker_id).quarantined and self._passes(worker_id, coverage)
+            self._book.load(self._node_of(worker_id))
+            is_admitted = not self._is_out(worker_id) and self._passes(worker_id, coverage)
         except (EdgeError, KernelError) as error:
             logger.warning("the entry test of worker %s has no result: %s", worker_id, error)
             is_admitted = False
         with self._lock:
             self._testing.discard(worker_id)
-            if is_admitted and not self._book.state(worker_id).quarantined:
-                self._admitted[worker_id] = held
-                self._names = frozenset(self._admitted)
+            if is_admitted and not self._is_out(worker_id):
+                self._keep({**self._admitted, worker_id: held})
             else:
                 self._retry_at[worker_id] = self._clock() + RETRY_S
+
+    def _is_out(self, worker_id: str) -> bool:
+        return self._book.state(self._node_of(worker_id)).quarantined
 
     def _passes(self, worker_id: str, coverage: CoverageSnapshot) -> bool:
         questions = make_questions(self._store, coverage, worker_id, self._draws.generator())

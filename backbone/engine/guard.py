@@ -12,7 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -76,11 +76,13 @@ class WorkGuard:
         keeper: TrustKeeper | None = None,
         on_lie: Callable[[Lie], None] = lambda lie: None,
         reply_format: ReplyFormat = ReplyFormat.F32,
+        node_of: Callable[[str], str] = lambda worker_id: worker_id,
         now: Callable[[], float] = time.time,
     ) -> None:
         """`key` are 32 secret bytes; `is_strict` confirms every answer before use, whoever gave it.
 
-        `on_lie` is called by the thread that found the lie; it must not block. `now` gives unix seconds.
+        `on_lie` is called by the thread that found the lie; it must not block. `node_of` says which node a transport's
+        worker is: trust, receipts and evidence are the node's. `now` gives unix seconds.
         """
         self.book = TrustBook(policy or TrustPolicy(), keeper or Forgetful())
         self.receipts = ReceiptBook(store.card.fingerprint)
@@ -91,10 +93,11 @@ class WorkGuard:
         self._draws = SecretDraws(key)
         self._is_strict = is_strict
         self._on_lie = on_lie
+        self._node_of = node_of
         self._now = now
         self._lock = threading.Lock()
         self._audits = Background("kvasir-audit", MAX_SAMPLES_WAITING)
-        self._desk = EntryDesk(store, transport, self.book, self._draws, reply_format, self._judge_entry)
+        self._desk = EntryDesk(store, transport, self.book, self._draws, reply_format, self._judge_entry, node_of)
 
     def close(self) -> None:
         """Finish what waits and save what is known."""
@@ -118,13 +121,13 @@ class WorkGuard:
         Values that are not finite are confirmed always. Raises KernelError when our own side cannot compute.
         """
         self.counters.n_replies += 1
-        worker_id = reply.worker_id
-        if self._is_strict or not self.book.is_proven(worker_id) or not np.isfinite(reply.outputs).all():
+        node_id = self._node_of(reply.worker_id)
+        if self._is_strict or not self.book.is_proven(node_id) or not np.isfinite(reply.outputs).all():
             return self._confirm(reply)
         if must_confirm is not None and must_confirm.any():
             return self._receive_mixed(reply, request_ids, must_confirm)
-        self.exposures.note(worker_id, request_ids)
-        if self.book.state(worker_id).quarantined:  # by an audit, a moment ago: too late for that audit to flag this
+        self.exposures.note(node_id, request_ids)
+        if self.book.state(node_id).quarantined:  # by an audit, a moment ago: too late for that audit to flag this
             return self._confirm(reply)
         self._use_unconfirmed(reply)
         return reply.outputs, True
@@ -142,25 +145,27 @@ class WorkGuard:
     def note_oddity(self, worker_id: str, what: str) -> None:
         """An answer came that cannot be an honest worker's but proves nothing: it is watched more closely."""
         logger.warning("worker %s is in doubt: %s", worker_id, what)
-        self.book.change(worker_id, partial(after_oddity, policy=self.book.policy))
+        self.book.change(self._node_of(worker_id), partial(after_oddity, policy=self.book.policy))
 
     def _confirm(self, reply: Reply) -> tuple[FloatRows, bool]:
         right, is_right = self._check(reply, "confirmation")
         with self._lock:
             self.counters.n_confirmed_pairs += reply.n_pairs
-        if is_right and not self.book.state(reply.worker_id).quarantined:
-            self.receipts.add_verified(reply.worker_id, self._work(reply), self._now())
+        node_id = self._node_of(reply.worker_id)
+        if is_right and not self.book.state(node_id).quarantined:
+            self.receipts.add_verified(node_id, self._work(reply), self._now())
         return right, is_right
 
     def _use_unconfirmed(self, reply: Reply) -> None:
-        self.receipts.add_pending(reply.worker_id, self._work(reply))
-        share = audit_share(self.book.state(reply.worker_id), self.book.policy)
+        node_id = self._node_of(reply.worker_id)
+        self.receipts.add_pending(node_id, self._work(reply))
+        share = audit_share(self.book.state(node_id), self.book.policy)
         if self._draws.unit() >= share:
             return
         with self._lock:
             self.counters.n_sampled_replies += 1
             number = self.counters.n_sampled_replies
-        self.receipts.cut(reply.worker_id, number)
+        self.receipts.cut(node_id, number)
         sample = reply.part(self._some(reply.n_pairs))
         if not self._audits.offer(partial(self._audit, sample, number)):
             self._audit(sample, number)
@@ -180,7 +185,7 @@ class WorkGuard:
         with self._lock:
             self.counters.n_audited_pairs += sample.n_pairs
         if is_right:
-            self.receipts.vouch(sample.worker_id, number, self._now())
+            self.receipts.vouch(self._node_of(sample.worker_id), number, self._now())
 
     def _judge_entry(self, reply: Reply) -> bool:
         return self._check(reply, "entry test")[1]
@@ -190,33 +195,34 @@ class WorkGuard:
         started = time.thread_time()
         right = self._judge.right_outputs(reply)
         is_right = not len(self._judge.wrong_pairs(reply, right))
-        evidence = None if is_right else self._judge.evidence(reply, right, found_by, self._now())
+        of_node = replace(reply, worker_id=self._node_of(reply.worker_id))
+        evidence = None if is_right else self._judge.evidence(of_node, right, found_by, self._now())
         with self._lock:
             self.counters.check_cpu_s += time.thread_time() - started
         if is_right:
-            self.book.change(reply.worker_id, partial(after_good_check, n_pairs=reply.n_pairs))
+            self.book.change(of_node.worker_id, partial(after_good_check, n_pairs=reply.n_pairs))
         elif evidence is None:
             logger.error("our own replica gave two answers for layer %d: nobody is blamed", reply.layer)
         else:
-            self._convict(evidence)
+            self._convict(evidence, reply.worker_id)
         return right, is_right
 
-    def _convict(self, evidence: Evidence) -> None:
-        worker_id = evidence.worker_id
+    def _convict(self, evidence: Evidence, worker_id: str) -> None:
+        node_id = evidence.worker_id
 
         def rule(state: TrustState) -> TrustState:
             return state if state.quarantined else after_lie(state, evidence.evidence_id)
 
-        before, _ = self.book.change(worker_id, rule, evidence)
+        before, _ = self.book.change(node_id, rule, evidence)
         if before.quarantined:
             return
-        self._desk.expel(worker_id)
+        self._desk.expel(node_id)
         reason = f"a wrong answer was proven (evidence {evidence.evidence_id})"
-        n_withheld = self.receipts.withhold(worker_id, evidence.at, reason)
-        flagged = self.exposures.flag(worker_id, evidence.evidence_id)
+        n_withheld = self.receipts.withhold(node_id, evidence.at, reason)
+        flagged = self.exposures.flag(node_id, evidence.evidence_id)
         with self._lock:
             self.counters.n_lies += 1
-        logger.warning("worker %s is in quarantine: %s, found by %s", worker_id, reason, evidence.found_by)
+        logger.warning("worker %s is in quarantine: %s, found by %s", node_id, reason, evidence.found_by)
         self._transport.report(worker_id, reason)
         self._on_lie(Lie(evidence, flagged, n_withheld))
         self._desk.save_soon()

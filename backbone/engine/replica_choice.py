@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 
 from backbone.engine.measured import UNMEASURED, Measured
 
+PROBE_EVERY = 509  # layer calls; a prime, so that probes fall on all layers
 GOLDEN = 0.6180339887498949  # multiples of it, modulo 1, are spread evenly whatever their stride
 
 
@@ -37,6 +39,18 @@ def taking_part(live: Collection[str], measured: Mapping[str, Measured], turn: i
     if all(measured.get(worker_id, UNMEASURED).share >= 1.0 for worker_id in live):
         return live
     return frozenset(name for name in live if _turn_of(name, turn) < measured.get(name, UNMEASURED).share)
+
+
+def with_probe(live: Collection[str], measured: Mapping[str, Measured], turn: int) -> Mapping[str, Measured]:
+    """Measurements for layer call number `turn`: once in a while one worker, by turns, counts as not yet measured.
+
+    Otherwise one that was slow once would never be asked again, and never be found to be fast.
+    """
+    if turn % PROBE_EVERY or len(live) < 2:
+        return measured
+    names = sorted(live)
+    probed = names[int(turn * GOLDEN % 1.0 * len(names))]
+    return {**measured, probed: replace(UNMEASURED, share=measured.get(probed, UNMEASURED).share)}
 
 
 def _turn_of(worker_id: str, turn: int) -> float:

@@ -82,8 +82,9 @@ def swarm(
     policy: TrustPolicy,
     *,
     is_strict: bool = False,
+    honest: Holdings | None = None,
 ) -> Iterator[Swarm]:
-    honest = open_holdings(paths[0], "auto", 1)
+    honest = honest or open_holdings(paths[0], "auto", 1)
     lies: list[Lie] = []
     with ExitStack() as stack:
         addresses = stack.enter_context(serving([honest, misbehaving]))
@@ -222,17 +223,21 @@ def test_silence_and_lateness_cost_work_but_never_trust(
 def test_a_late_batch_is_hedged_to_the_other_replica(
     loaded: LoadedModel, model: Path, alone: Generation, tmp_path: Path
 ) -> None:
-    answer = Silent(N_ENTRY_ANSWERS, None)
+    """The worker that will be silent is the faster one in its entry test, and so is asked first."""
+    n_questions = len(loaded.card.moe_layers)
+    silent, slow = Silent(n_questions), Silent(0, late_s=0.02)
     paths = cut(model, [(0, 16), (0, 16)], tmp_path)
-    slow = lying(open_holdings(paths[1], "auto", 1), answer)
-    with swarm(loaded, paths, slow, ALL_UNPROVEN) as running:
-        run = running.write(deadline_s=0.1)
+    first, second = (open_holdings(path, "auto", 1) for path in paths)
+    with swarm(loaded, paths, lying(second, silent), ALL_UNPROVEN, honest=lying(first, slow)) as running:
+        run = running.write(deadline_s=1.0)
         assert first_difference(run, alone) is None
         assert run.hedges.n_late > 0
         assert run.hedges.n_won_by_replica > 0
         assert run.tally.n_fallback == 0
         assert running.state().failures == 0
-        answer.released.set()
+        assert running.lies == []
+        silent.released.set()
+        slow.released.set()
 
 
 def test_what_is_known_of_a_worker_outlives_the_guard(loaded: LoadedModel, model: Path, tmp_path: Path) -> None:

@@ -257,6 +257,20 @@ def test_a_test_without_an_answer_keeps_out_but_blames_nobody(transport: OneWork
     assert guard.book.state("w") == TrustState()
 
 
+def test_trust_receipts_and_evidence_are_the_nodes(store: ExpertStore, make_guard: MakeGuard) -> None:
+    lies: list[Lie] = []
+    guard = make_guard(UNPROVEN, node_of=lambda worker_id: f"node of {worker_id}", on_lie=lies.append)
+    guard.usable(frozenset({"w"}))
+    guard.settle()
+    assert guard.usable(frozenset({"w"})) == {"w"}
+    guard.receive(reply_of(store), ["r"], None)
+    assert {receipt.node_id for receipt in guard.receipts.drain()} == {"node of w"}
+    guard.receive(spoilt(reply_of(store)), ["r"], None)
+    assert [lie.evidence.worker_id for lie in lies] == ["node of w"]
+    assert guard.usable(frozenset({"w"})) == frozenset()
+    assert set(guard.book.states()) == {"node of w"}
+
+
 def test_an_oddity_only_raises_the_share(make_guard: MakeGuard) -> None:
     guard = make_guard(NEVER)
     guard.note_oddity("w", "shape")

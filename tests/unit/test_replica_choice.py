@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from backbone.engine.deadlines import DeadlineRule, patience_s
 from backbone.engine.measured import MAX_COUNT, Measured, RatioHistogram
 from backbone.engine.placement import CoverageSnapshot, place, place_again
-from backbone.engine.replica_choice import least_expected, taking_part
+from backbone.engine.replica_choice import PROBE_EVERY, least_expected, taking_part, with_probe
 from backbone.engine.worker_health import FIRST_SHARE, Health
 from backbone.engine.worker_meter import WorkerMeter
 from kvasir.experts import ExpertRange
@@ -82,6 +82,19 @@ def test_a_batch_goes_to_another_worker_only_if_it_holds_all_of_it() -> None:
     assert place_again(batch, 0, ids, coverage, {"a"}) is None
     less = CoverageSnapshot.build({"a": [ExpertRange(0, 0, 8)], "b": part})
     assert place_again(batch, 0, ids, less, {"a", "b"}) is None
+
+
+def test_a_worker_that_was_slow_once_is_tried_again_in_every_layer() -> None:
+    live, measured, n_layer = frozenset({"near", "far"}), {"near": NEAR, "far": FAR}, 8
+    probed: Counter[tuple[str, int]] = Counter()
+    for turn in range(PROBE_EVERY * 400):
+        seen = with_probe(live, measured, turn)
+        if seen is not measured:
+            (name,) = (name for name in live if seen[name].n_answers == 0)
+            probed[name, turn % n_layer] += 1
+    assert sum(probed.values()) == 400
+    assert len(probed) == 2 * n_layer
+    assert max(probed.values()) < 2 * min(probed.values())
 
 
 def test_a_worker_comes_back_to_a_share_of_every_layer() -> None:
