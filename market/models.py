@@ -1,4 +1,4 @@
-"""The market's rows in SQL: accounts, the nodes that they own, invites.
+"""The market's rows in SQL: accounts, the nodes that they own, invites. Those of the ledger are imported for Django.
 
 `market.tokens` and `market.identity` read and write them. The text of a token, an account's key or an invite is never
 stored, only its SHA-256.
@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from django.db import models
+
+from market import ledger_models, work_models  # noqa: F401  # Django looks for an app's models here
 
 
 class Account(models.Model):
