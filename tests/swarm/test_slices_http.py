@@ -91,7 +91,7 @@ def site_at(directory: Path, model: Path | None = None, **environment: str) -> I
         card = ModelCard.from_index(index)
         write_slice(plan_slice(index, card, RANGES), directory / "written.gguf")
     options = {"KVASIR_MODEL": str(model), "KVASIR_RUN_DIR": str(directory / "run"), **environment}
-    with relay_process(directory, **options) as relay:
+    with relay_process(directory, 0, **options) as relay:
         yield Site(model, card, directory / "written.gguf", relay)
 
 
