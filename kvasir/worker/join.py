@@ -15,6 +15,7 @@ from collections.abc import Callable
 from kvasir import __version__
 from kvasir.edge_keepalive import KeepAlive
 from kvasir.errors import EdgeError
+from kvasir.reconnect import failures_after, reconnect_delay_s
 from kvasir.relay_link import RelayLink
 from kvasir.relay_socket import RelaySocket
 from kvasir.wire_frames import Hello, Refuse, RefuseCode, Role
@@ -23,7 +24,6 @@ from kvasir.worker.compute import ComputeQueue
 from kvasir.worker.config import WorkerConfig
 from kvasir.worker.connection import Connection, Service
 from kvasir.worker.holdings import Holdings
-from kvasir.reconnect import failures_after, reconnect_delay_s
 
 CONNECT_DEADLINE_S = 15.0
 

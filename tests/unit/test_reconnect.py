@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,7 +21,7 @@ def test_delays_are_bounded_and_spread(n_failures: int, jitter: float) -> None:
 def test_delays_double_with_each_failure_up_to_the_longest() -> None:
     delays = [reconnect_delay_s(n, 0.999999) for n in range(12)]
     assert delays[1] == delays[0]
-    assert all(later <= 2.001 * sooner for sooner, later in zip(delays, delays[1:], strict=False))
+    assert all(later <= 2.001 * sooner for sooner, later in pairwise(delays))
     assert delays[-1] > 0.99 * LONGEST_S
 
 
