@@ -87,6 +87,7 @@ class BackboneProcess:
         )
         self._listener = CancelListener(self._redis, self._cancel, lambda: self._writer.request_ids)
         self._cancelled: set[str] = set()
+        self._is_leaving = False
         self._lock = threading.Lock()
 
     def start(self) -> None:
@@ -99,6 +100,7 @@ class BackboneProcess:
 
     def drain(self) -> None:
         """Refuse what comes, let what runs finish for a while, and end the rest with a typed error."""
+        self._is_leaving = True
         self._service.stop(self._settings.stop_s)
 
     def stop(self) -> None:
@@ -186,6 +188,8 @@ class BackboneProcess:
         return EngineService(loaded, make_experts, self._pass_on, limits=limits)
 
     def _is_healthy(self) -> bool:
+        if self._is_leaving:  # the engine may be gone already: the lease stands until the last events are written
+            return True
         return (
             self._service.is_alive
             and self._writer.is_alive

@@ -28,6 +28,7 @@ class CancelListener:
         self._client = client
         self._on_cancel = on_cancel
         self._request_ids = request_ids
+        self._is_lost = False
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvasir-cancels", daemon=True)
 
@@ -45,7 +46,9 @@ class CancelListener:
             try:
                 self._listen()
             except RedisError as error:
-                logger.info("cancels are not heard now: %s", error)
+                if not self._is_lost:
+                    logger.warning("cancels are not heard until the message store is back: %s", error)
+                self._is_lost = True
                 self._stopping.wait(_REDIAL_S)
             except Exception:  # the thread must live on
                 logger.exception("a cancel could not be handled")
@@ -55,6 +58,7 @@ class CancelListener:
         with make_pubsub(ignore_subscribe_messages=True) as pubsub:
             pubsub.subscribe(CANCEL_CHANNEL)
             self._catch_up()
+            self._is_lost = False
             while not self._stopping.is_set():
                 message = pubsub.get_message(timeout=_POLL_S)
                 if message is not None:
