@@ -59,15 +59,12 @@ class Site:
     def token(self) -> str:
         return self.relay.tokens[Role.WORKER]
 
-    def path(self, what: str = "slices", ranges: tuple[ExpertRange, ...] = RANGES) -> str:
-        experts = ",".join(f"{item.layer}:{item.start}-{item.stop}" for item in ranges)
+    def path(self, what: str = "slices") -> str:
+        experts = ",".join(f"{item.layer}:{item.start}-{item.stop}" for item in RANGES)
         return f"/api/{what}/{self.card.fingerprint}?experts={experts}"
 
-    def offer(self, base: str = "", ranges: tuple[ExpertRange, ...] = RANGES) -> SliceOffer:
-        base = base or self.url
-        return SliceOffer(
-            self.card.fingerprint, ranges, base + self.path("slices", ranges), base + self.path("manifests", ranges)
-        )
+    def offer(self, base: str = "") -> SliceOffer:
+        return SliceOffer.at(base or self.url, self.card.fingerprint, RANGES)
 
     def client(self) -> httpx.Client:
         headers = {"authorization": f"Bearer {self.token}"}
@@ -189,14 +186,9 @@ def test_a_server_killed_midway_is_resumed_after_its_restart(tmp_path: Path) -> 
         assert held.n_repaired == 0
 
 
-def test_a_restart_with_another_model_says_why(tmp_path: Path) -> None:
-    with site_at(tmp_path / "site") as first:
-        pass
-    write_model(first.model, ModelSpec(seed=9))
-    with relay_process(tmp_path / "site", KVASIR_MODEL=str(first.model), KVASIR_RUN_DIR=str(tmp_path)) as relay:
-        second = Site(first.model, first.card, first.written, relay)
-        with pytest.raises(SourceRefusedError, match="is not served here"):
-            asyncio.run(fetch(second, tmp_path / "cache", second.offer()))
+def test_a_model_that_is_not_served_any_more_is_named(tmp_path: Path, site: Site) -> None:
+    with pytest.raises(SourceRefusedError, match=f"is not served here; {site.card.fingerprint} is"):
+        asyncio.run(fetch(site, tmp_path, SliceOffer.at(site.url, "0" * 64, RANGES)))
 
 
 def test_answers_of_all_kinds_on_one_connection(site: Site) -> None:

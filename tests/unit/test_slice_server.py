@@ -17,10 +17,12 @@ from kvasir.gguf_index import GGUFIndex
 from kvasir.manifest import Manifest
 from relay.slice_limits import BusyError, DownloadBook, SliceLimits, Throttle
 from relay.slice_manifests import part_urls
-from relay.slice_planning import SliceShelf
+from relay.slice_planning import PLANS_KEPT, SliceShelf
 from relay.slice_sending import Exchange
 from tests.unit.moe_files import ModelSpec, write_model
 from tests.unit.slice_site import ORIGIN, RANGES, SITE, TOKEN, Site, make_site
+
+SPANS = [(start, stop) for start in range(6) for stop in range(start + 1, 7)]  # of six experts
 
 
 @pytest.fixture
@@ -171,6 +173,17 @@ def test_a_replaced_model_is_opened_anew(tmp_path: Path, site: Site) -> None:
     site.model.unlink()
     gone = ask(site, site.url())
     assert (gone.status_code, gone.json()["error"]["code"]) == (503, "unreadable")
+
+
+def test_plans_are_kept_while_they_are_asked_for(site: Site) -> None:
+    shelf = SliceShelf(site.model)
+    often = shelf.planned(site.card.fingerprint, "0:0-6")
+    once = shelf.planned(site.card.fingerprint, "0:0-5")
+    for number in range(PLANS_KEPT - 1):
+        (start, stop), (first, last) = SPANS[number // 21], SPANS[number % 21]
+        shelf.planned(site.card.fingerprint, f"1:{start}-{stop},2:{first}-{last}")
+        assert shelf.planned(site.card.fingerprint, "0:0-6") is often
+    assert shelf.planned(site.card.fingerprint, "0:0-5") is not once
 
 
 def test_no_model_is_a_404(site: Site) -> None:
