@@ -68,16 +68,20 @@ def served_model(base_url: str, key: str) -> str:
 
 def wait_for_workers(base_url: str, key: str, n_workers: int, deadline_s: float) -> None:
     """Until a backbone says that it has edges to so many workers. Raises SampleFailed when the time is up."""
-    until, n_found = time.monotonic() + deadline_s, 0
-    while n_found < n_workers:
-        if time.monotonic() > until:
+    until = time.monotonic() + deadline_s
+    while (n_found := _workers_now(base_url, key)) < n_workers:
+        if time.monotonic() >= until:
             raise SampleFailed(f"{n_found} of {n_workers} workers reached the backbone within {deadline_s:g} s")
         time.sleep(LOOK_EVERY_S)
-        try:
-            reply = httpx.get(f"{base_url}/metrics", headers=_headers(key), timeout=LOOK_DEADLINE_S, trust_env=False)
-        except httpx.HTTPError:
-            continue
-        n_found = max((int(float(found)) for found in _WORKERS.findall(reply.text)), default=0)
+
+
+def _workers_now(base_url: str, key: str) -> int:
+    """The most that any backbone has; 0 while nobody answers."""
+    try:
+        reply = httpx.get(f"{base_url}/metrics", headers=_headers(key), timeout=LOOK_DEADLINE_S, trust_env=False)
+    except httpx.HTTPError:
+        return 0
+    return max((int(float(found)) for found in _WORKERS.findall(reply.text)), default=0)
 
 
 def write_sample(base_url: str, key: str, request: SampleRequest, on_text: Callable[[str], None]) -> Sample:
