@@ -5,8 +5,9 @@ Who asks was checked by `market.node_auth`; a view calls `market.identity` or `m
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import cast
+from typing import Any, cast
 
 from asgiref.sync import sync_to_async
 from django.conf import settings
@@ -18,6 +19,7 @@ from market.access import bearer
 from market.api_errors import handle_all
 from market.errors import MarketError
 from market.node_auth import NodeAuth, charge_address, charge_registration
+from market.rewards import Quote
 from market.schemas import CoverageBody, RegisterBody, RevokeBody, VolunteerBody
 from market.service import service
 from market.tokens import TokenHolder
@@ -99,6 +101,8 @@ async def expert_volunteer(request: HttpRequest, body: VolunteerBody) -> HttpRes
     node_id = _node(request).public_id
     found = await market.call(lambda: market.participation().volunteer(node_id, body))
     if found["assigned"]:
+        if market.on_quote is not None:
+            await sync_to_async(market.on_quote)(node_id, _quote(found, market.clock()))
         found["relay_url"] = relay_url(request)
     return JsonResponse(found)
 
@@ -113,6 +117,12 @@ def relay_url(request: HttpRequest) -> str:
 def iso(moment: datetime | None) -> str | None:
     """As all of the market's answers write a moment: UTC, to the second."""
     return None if moment is None else moment.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def _quote(answer: Mapping[str, Any], now_ms: int) -> Quote:
+    start, stop = answer["experts"]
+    rate = answer["rate_microcredits_per_row"]
+    return Quote(answer["fingerprint"], answer["layer"], start, stop, rate, now_ms / 1000)
 
 
 def _node(request: HttpRequest) -> TokenHolder:

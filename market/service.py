@@ -21,7 +21,9 @@ from market.coverage_store import Clock, unix_ms
 from market.errors import MarketError
 from market.model_facts import ModelFacts, site_model
 from market.participation import Participation
+from market.quotes import record_quote
 from market.rate_limits import RateLimits
+from market.rewards import Quote
 from market.settings import MarketSettings
 
 N_THREADS = 16
@@ -31,7 +33,11 @@ T = TypeVar("T")
 
 
 class MarketService:
-    """Everything that the routes need. `facts` is called once, when a model is first needed, and may block."""
+    """Everything that the routes need. `facts` is called once, when a model is first needed, and may block.
+
+    `on_quote` is called, on a thread that may use SQL, with a node's id and the rate of its range before it hears of
+    it; when that raises, the worker hears so instead, and the promise ends with its lease.
+    """
 
     def __init__(
         self,
@@ -39,10 +45,12 @@ class MarketService:
         market: MarketSettings,
         facts: Callable[[], ModelFacts],
         clock: Clock = unix_ms,
+        on_quote: Callable[[str, Quote], None] | None = None,
     ) -> None:
         self.market = market
         self.client = client
         self.clock = clock
+        self.on_quote = on_quote
         self.memory = TokenMemory()
         self.limits = RateLimits(client)
         self._facts = facts
@@ -95,7 +103,9 @@ def service() -> MarketService:
     with _making:
         if not _current:
             client = redis_client(settings.CELERY_BROKER_URL)
-            _current.append(MarketService(client, MarketSettings.from_django(), lambda: site_model().facts))
+            _current.append(
+                MarketService(client, MarketSettings.from_django(), lambda: site_model().facts, on_quote=record_quote)
+            )
         return _current[-1]
 
 

@@ -12,6 +12,8 @@ from django.test import override_settings
 
 from market.coverage import snapshot_of
 from market.participation import rate_microcredits
+from market.quotes import quotes_of, record_quote
+from market.rewards import Quote
 from tests.site.market_site import FACTS, MARKET, MarketSite, Reply, market_at
 from tests.swarm.redis_fixture import running_redis
 
@@ -164,6 +166,22 @@ def test_a_model_without_room_for_more_promises(tmp_path: Path, redis_url: str) 
         replies = [ask(site, node, max_experts=number) for number in range(1, 66)]
     assert {reply.status for reply in replies[:64]} == {200}
     assert (replies[64].status, replies[64].error[0]) == (409, "too_many_leases")
+
+
+def test_the_rate_is_recorded_before_the_worker_hears_of_it(site: MarketSite) -> None:
+    site.service.on_quote = record_quote
+    node = site.node()
+    answer = ask(site, node, max_experts=2).json
+    layer, start, stop = segment(answer)
+    quote = Quote(FACTS.fingerprint, layer, start, stop, 2000, site.now.ms / 1000)
+    assert quotes_of([node[0]]) == {node[0]: [quote]}
+
+    def fail(_node_id: str, _quote: Quote) -> None:
+        raise RuntimeError("the database is gone")
+
+    site.service.on_quote = fail
+    reply = ask(site, node, max_experts=4)
+    assert (reply.status, reply.error[0]) == (500, "internal_error")
 
 
 @pytest.mark.parametrize(
