@@ -176,7 +176,10 @@ def as_table(figures: Figures) -> str:
         ("", f"(nginx: {statistics.median(figures.nginx):.0f} MB/s)"),
         ("ratio_vs_nginx", f"{ratio(figures):.2f}"),
         ("CPU of the server", f"{figures.site_cpu:.2f} s for a GB (nginx: {figures.nginx_cpu:.2f} s)"),
-        ("rss_mb", f"{figures.rss_mb:.1f} MB, at most, of the whole site process (before: {figures.rss_before_mb:.1f} MB)"),
+        (
+            "rss_mb",
+            f"{figures.rss_mb:.1f} MB, at most, of the whole site process (before: {figures.rss_before_mb:.1f} MB)",
+        ),
         ("machine", describe_machine()),
     ]
     return "\n".join(f"{label:<20} {text}" for label, text in rows)
