@@ -18,7 +18,7 @@ from market import identity, tokens
 from market.access import bearer
 from market.api_errors import handle_all
 from market.errors import MarketError
-from market.node_auth import NodeAuth, charge_address, charge_registration
+from market.node_auth import NodeAuth, charge_address, charge_registration, check_standing
 from market.rewards import Quote
 from market.schemas import CoverageBody, RegisterBody, RevokeBody, VolunteerBody
 from market.service import service
@@ -75,7 +75,7 @@ async def revoke(request: HttpRequest, body: RevokeBody) -> HttpResponse:
 async def expert_coverage(request: HttpRequest, body: CoverageBody) -> HttpResponse:
     """A worker's heartbeat."""
     market = service()
-    node_id = _node(request).public_id
+    node_id = await _in_good_standing(request)
     return JsonResponse(await market.call(lambda: market.participation().heartbeat(node_id, body)))
 
 
@@ -98,7 +98,7 @@ async def expert_demand(request: HttpRequest, model: str | None = None) -> HttpR
 async def expert_volunteer(request: HttpRequest, body: VolunteerBody) -> HttpResponse:
     """A range for a worker with room, promised for as long as its lease."""
     market = service()
-    node_id = _node(request).public_id
+    node_id = await _in_good_standing(request)
     found = await market.call(lambda: market.participation().volunteer(node_id, body))
     if found["assigned"]:
         if market.on_quote is not None:
@@ -125,5 +125,8 @@ def _quote(answer: Mapping[str, Any], now_ms: int) -> Quote:
     return Quote(answer["fingerprint"], answer["layer"], start, stop, rate, now_ms / 1000)
 
 
-def _node(request: HttpRequest) -> TokenHolder:
-    return cast(TokenHolder, request.auth)  # type: ignore[attr-defined]  # ninja puts it there
+async def _in_good_standing(request: HttpRequest) -> str:
+    """The node that asks. Raises MarketError 403 when it is in quarantine."""
+    holder = cast(TokenHolder, request.auth)  # type: ignore[attr-defined]  # ninja puts it there
+    await check_standing(holder, service())
+    return holder.public_id

@@ -5,6 +5,8 @@ Called by ninja for every route of `market.api` but registration. What it return
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from asgiref.sync import sync_to_async
 from django.http import HttpRequest
 from ninja.security import HttpBearer
@@ -14,6 +16,7 @@ from market.access import account_bucket, address_of, bearer, charge
 from market.errors import MarketError
 from market.service import MarketService, service
 from market.tokens import TokenHolder, TokenRefusedError, TokenScope
+from market.work_models import NodeTrust
 
 
 class NodeAuth(HttpBearer):
@@ -28,10 +31,7 @@ class NodeAuth(HttpBearer):
         holder = market.memory.get(text)
         if holder is None:
             await charge_address(request, market)
-            try:
-                holder = await sync_to_async(tokens.check)(text, TokenScope.WORKER)
-            except TokenRefusedError as error:
-                raise MarketError(401, "token_refused", str(error)) from error
+            holder = await sync_to_async(_checked)(text)
             market.memory.put(text, holder)
         bucket, rate = account_bucket(holder), market.market.account_rate
         await market.call(lambda: charge(market.limits, bucket, rate, market.clock()))
@@ -40,6 +40,25 @@ class NodeAuth(HttpBearer):
     def authenticate(self, request: HttpRequest, token: str) -> TokenHolder | None:
         """Never called: `__call__` does it all, because it must be awaited and say why."""
         raise NotImplementedError
+
+
+async def check_standing(holder: TokenHolder, market: MarketService) -> None:
+    """A node in quarantine covers nothing and is promised nothing. Raises MarketError 403, after taking it out."""
+    if holder.quarantine:
+        await market.call(lambda: market.participation().store.leave(holder.public_id))
+        message = f"node {holder.public_id} is in quarantine for a wrong answer; the evidence is {holder.quarantine}"
+        raise MarketError(403, "quarantined", message)
+
+
+def _checked(text: str) -> TokenHolder:
+    """Blocks on SQL. Raises MarketError 401."""
+    try:
+        holder = tokens.check(text, TokenScope.WORKER)
+    except TokenRefusedError as error:
+        raise MarketError(401, "token_refused", str(error)) from error
+    trust = NodeTrust.objects.filter(node_id=holder.public_id, quarantined=True)
+    evidence_id = trust.values_list("evidence_id", flat=True).first()
+    return holder if evidence_id is None else replace(holder, quarantine=evidence_id or "not named")
 
 
 async def charge_address(request: HttpRequest, market: MarketService) -> None:

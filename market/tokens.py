@@ -49,13 +49,17 @@ class IssuedToken:
 
 @dataclass(frozen=True, slots=True)
 class TokenHolder:
-    """Whose token it is. `public_id` is the node's id; `account_id` is None for a token that an operator made."""
+    """Whose token it is. `public_id` is the node's id; `account_id` is None for a token that an operator made.
+
+    `quarantine` is the id of the evidence for which the node is left out; `market.node_auth` fills it in.
+    """
 
     public_id: str
     name: str
     scope: TokenScope
     account_id: str | None = None
     expires: datetime | None = None
+    quarantine: str = ""
 
 
 def issue(scope: TokenScope, name: str, days: int | None = None, account: Account | None = None) -> IssuedToken:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from market.coverage import snapshot_of
+from market.work_models import NodeTrust
 from tests.site.market_site import MARKET, MarketSite, market_at
 from tests.swarm.redis_fixture import running_redis
 
@@ -122,6 +123,23 @@ def test_a_node_speaks_for_itself_alone(site: MarketSite) -> None:
     reply = site.beat((other[0], node[1]), [[1, 0, 8]])
     assert (reply.status, reply.error[0]) == (403, "wrong_worker")
     assert replicas(site).sum() == 0
+
+
+def test_a_node_in_quarantine_covers_nothing_and_is_promised_nothing(site: MarketSite) -> None:
+    node = site.node()
+    site.beat(node, [[1, 0, 8]])
+    NodeTrust.objects.create(node_id=node[0], quarantined=True, evidence_id="proof-7")
+    assert site.beat(node, [[1, 0, 8]]).status == 200  # it is remembered for some seconds
+    site.service.memory.forget_node(node[0])
+    reply = site.beat(node, [[1, 0, 8]])
+    assert (reply.status, reply.error[0]) == (403, "quarantined")
+    assert "proof-7" in reply.error[1]
+    assert replicas(site).sum() == 0
+    assert site.post("/api/expert-volunteer", {"max_experts": 1}, node[1]).error[0] == "quarantined"
+    assert site.get("/api/expert-demand", node[1]).status == 200
+    NodeTrust.objects.update(quarantined=False)
+    site.service.memory.forget_node(node[0])
+    assert site.beat(node, [[1, 0, 8]]).status == 200
 
 
 @pytest.mark.parametrize(
