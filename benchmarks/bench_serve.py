@@ -11,10 +11,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,6 +59,8 @@ class Rounds:
     engine: list[float] = field(default_factory=list)
     llamacpp: list[float] = field(default_factory=list)
     streams: list[Stream] = field(default_factory=list)
+    cpu_s: dict[str, float] = field(default_factory=dict)  # of the service's processes, client and bare engine
+    n_tokens: int = 0  # of all rounds
 
     def ratio(self) -> float:
         """The service by the engine, median over rounds."""
@@ -71,8 +74,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one short round: a smoke run whose figures mean nothing")
     parser.add_argument("--threads", type=int, default=1, help="threads of each engine (default 1)")
     options = parser.parse_args()
-    figures = as_keys(measure(options.threads, QUICK if options.quick else FULL), options.threads)
-    print(json.dumps(figures) if options.json else as_table(figures))
+    found = measure(options.threads, QUICK if options.quick else FULL)
+    figures = as_keys(found, options.threads)
+    print(json.dumps(figures) if options.json else as_table(figures, found))
 
 
 def measure(n_threads: int, plan: Plan) -> dict[int, Rounds]:
@@ -121,14 +125,33 @@ def _rounds(
 
     load = _http_load(prompts, plan.n_tokens, loaded, service)
     for is_measured in [False, *[True] * plan.n_rounds]:
+        before, began = _cpu_s(service), time.process_time()
         streams = load()
+        used = {name: after - before[name] for name, after in _cpu_s(service).items()}
+        used["client"] = time.process_time() - began
         tok_s = n_all / (max(s.came[-1] for s in streams) - min(s.sent for s in streams))
-        figures = tok_s, _engine_tok_s(prompts, plan.n_tokens, loaded), by_llama()
+        began = time.process_time()
+        engine_tok_s = _engine_tok_s(prompts, plan.n_tokens, loaded)
+        used["bare engine"] = time.process_time() - began
+        figures = tok_s, engine_tok_s, by_llama()
         if is_measured:
             rounds.streams += streams
+            rounds.cpu_s = {name: rounds.cpu_s.get(name, 0.0) + seconds for name, seconds in used.items()}
+            rounds.n_tokens += n_all
             for kept, figure in zip((rounds.service, rounds.engine, rounds.llamacpp), figures, strict=True):
                 kept.append(figure)
     return rounds
+
+
+def _cpu_s(service: ServiceProcess) -> dict[str, float]:
+    """CPU seconds of the service's processes so far; nothing where the system does not tell."""
+    found = {}
+    for name, pid in service.pids().items():
+        status = Path(f"/proc/{pid}/stat")
+        if status.exists():
+            fields = status.read_text().rpartition(")")[2].split()
+            found[name] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return found
 
 
 def _http_load(
@@ -196,12 +219,15 @@ def as_keys(found: dict[int, Rounds], n_threads: int) -> dict[str, Any]:
     }
 
 
-def as_table(figures: dict[str, Any]) -> str:
-    """The figures for people."""
+def as_table(figures: Mapping[str, Any], found: Mapping[int, Rounds]) -> str:
+    """The figures for people, with the CPU time of each process for a token."""
     lines = [f"{'concurrent requests':<26}" + "".join(f"{n:>10}" for n in CONCURRENCY)]
     for name, by_n in figures.items():
         if isinstance(by_n, dict):
             lines.append(f"{name:<26}" + "".join(f"{by_n[str(n)]:>10}" for n in CONCURRENCY))
+    for name in found[CONCURRENCY[0]].cpu_s:
+        used = (1e6 * rounds.cpu_s[name] / rounds.n_tokens for rounds in found.values())
+        lines.append(f"{'CPU us a token, ' + name:<26}" + "".join(f"{us:>10.0f}" for us in used))
     return "\n".join([*lines, f"{figures['threads']} threads in each engine", figures["machine"]])
 
 
