@@ -1,7 +1,7 @@
 """Traffic on its way from backbones to the market: rows per second wanted of each expert, packed.
 
 Each backbone writes its own field of the Redis hash `traffic:<fingerprint>` about once a second; the market adds up
-what is fresh. This module is the codec and the names; it knows no Redis and no Django.
+what is fresh. This module is the codec, the names and a backbone's meter; it imports neither Redis nor Django.
 
     field: the backbone's id     value: f64 Unix time in seconds, then f32 rows/s [n_layer, n_expert], little-endian
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,7 @@ import numpy.typing as npt
 from kvasir.errors import WireError
 
 FRESH_S = 15.0  # what a backbone wrote before that is no longer its traffic
+METER_HALF_LIFE_S = 10.0
 EXPIRY_S = 60  # of the whole hash, when no backbone writes any more
 _TIME = struct.Struct("<d")
 
@@ -57,3 +59,30 @@ def total_traffic(fields: Iterable[bytes], n_layer: int, n_expert: int, now_s: f
         if abs(now_s - at_s) <= FRESH_S:
             total += traffic
     return total
+
+
+class HashClient(Protocol):
+    """The two commands that are used, as `redis.Redis` has them."""
+
+    def hset(self, name: str, key: str, value: bytes) -> object: ...
+    def expire(self, name: str, time: int) -> object: ...
+
+
+class TrafficMeter:
+    """A backbone's own traffic: from calls counted since the last time to rows per second, as a moving average."""
+
+    def __init__(self, n_layer: int, n_expert: int) -> None:
+        self.traffic: Traffic = np.zeros((n_layer, n_expert), np.float32)
+
+    def update(self, calls: npt.NDArray[np.int64], elapsed_s: float) -> Traffic:
+        """The average after `calls` [n_layer, n_expert] in the last `elapsed_s`, which is above 0."""
+        share = np.float32(1.0 - 2.0 ** (-elapsed_s / METER_HALF_LIFE_S))
+        rate = (calls / elapsed_s).astype(np.float32)
+        self.traffic = (self.traffic + (rate - self.traffic) * share).astype(np.float32)
+        return self.traffic
+
+
+def publish_traffic(client: HashClient, fingerprint: str, backbone_id: str, traffic: Traffic, at_s: float) -> None:
+    """Write a backbone's field. The client's errors rise."""
+    client.hset(traffic_key(fingerprint), backbone_id, pack_traffic(traffic, at_s))
+    client.expire(traffic_key(fingerprint), EXPIRY_S)

@@ -26,7 +26,7 @@ from market.leases import Lease, NoLease, Refusal, Volunteer, take_lease
 from market.model_facts import ModelFacts
 from market.target_store import refresh_targets
 from market.targets import TargetBounds
-from market.traffic import pack_traffic, traffic_key
+from market.traffic import publish_traffic, traffic_key
 from market.upkeep import Upkeep
 from tests.swarm.redis_fixture import running_redis
 
@@ -274,7 +274,8 @@ def test_targets_follow_traffic_through_redis(client: Redis) -> None:
     traffic = np.zeros((3, 6), np.float32)
     traffic[1:] = 50.0
     traffic[1, 2] = 500.0
-    client.hset(traffic_key(FACTS.fingerprint), "backbone", pack_traffic(traffic, now.ms / 1000))
+    publish_traffic(client, FACTS.fingerprint, "backbone", traffic, now.ms / 1000)
+    assert 0 < client.pttl(traffic_key(FACTS.fingerprint)) <= 60_000
     assert refresh_targets(store, BOUNDS, 600_000)
     seen = snapshot_of(store, BOUNDS)
     assert seen.targets[1, 2] == 5

@@ -20,7 +20,14 @@ from market.targets import (
     next_targets,
     smoothed,
 )
-from market.traffic import FRESH_S, pack_traffic, total_traffic, unpack_traffic
+from market.traffic import (
+    FRESH_S,
+    METER_HALF_LIFE_S,
+    TrafficMeter,
+    pack_traffic,
+    total_traffic,
+    unpack_traffic,
+)
 
 BOUNDS = TargetBounds(2, 6)
 DENSE_FIRST = np.array([False, True])
@@ -126,3 +133,12 @@ def test_the_total_counts_what_is_fresh_and_well_formed() -> None:
     one = np.ones((1, 2), np.float32)
     fields = [pack_traffic(one, 100.0), pack_traffic(2 * one, 100.0 - FRESH_S - 1), b"other", pack_traffic(one, 99.0)]
     assert total_traffic(fields, 1, 2, 101.0).tolist() == [[2.0, 2.0]]
+
+
+def test_a_meter_turns_calls_into_rows_per_second() -> None:
+    meter = TrafficMeter(1, 2)
+    calls = np.array([[200, 0]])
+    assert meter.update(calls * 5, METER_HALF_LIFE_S)[0].tolist() == [pytest.approx(50.0), 0.0]  # 100 a second, halfway
+    for _ in range(200):
+        meter.update(calls, 2.0)
+    assert meter.traffic[0, 0] == pytest.approx(100.0, rel=1e-3)
