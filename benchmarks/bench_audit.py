@@ -33,7 +33,8 @@ DEMO_MODEL = Path(__file__).resolve().parents[1] / "models" / "kvasir-demo-moe.q
 COST_GOAL_PCT = 2.0
 N_SLOT = 2
 COST_BATCHES = (1, 8)
-JUST_PROVEN = TrustPolicy(proven_after=0)
+ENGINE_SHARE = 1 / 4  # sampled in the engine's runs, so that rare lies are found while they last
+PROVEN = TrustPolicy(proven_after=0, first_share=ENGINE_SHARE, least_share=ENGINE_SHARE)
 UNPROVEN = TrustPolicy(proven_after=10**9)
 
 
@@ -48,7 +49,7 @@ class Plan:
     n_cost_runs: int
 
 
-FULL = Plan(401, {0.001: 400, 0.01: 96, 0.1: 24}, 24, 24, 3)
+FULL = Plan(401, {0.001: 240, 0.01: 48, 0.1: 24}, 12, 16, 3)
 QUICK = Plan(21, {0.001: 4, 0.01: 4, 0.1: 4}, 4, 4, 1)
 
 
@@ -88,8 +89,8 @@ def measure_lies(plan: Plan, folder: Path) -> dict[float, ShareFigures]:
         for share, n_prompts in plan.n_prompts.items():
             figures[share] = ShareFigures(
                 simulate(share, plan.n_runs, TrustPolicy(), seed=1),
-                run(share, JUST_PROVEN, n_prompts),
-                run(share, JUST_PROVEN, plan.n_confirmed_prompts, is_strict=True),
+                run(share, PROVEN, n_prompts),
+                run(share, PROVEN, plan.n_confirmed_prompts, is_strict=True),
                 run(share, UNPROVEN, plan.n_confirmed_prompts),
             )
     return figures
@@ -130,6 +131,7 @@ def as_keys(shares: dict[float, ShareFigures], costs: dict[str, dict[int, float]
             }
             for share, figures in shares.items()
         },
+        "engine_sample_share": ENGINE_SHARE,
         "audit_cost_pct": {mode: round(max(by_batch.values()), 2) for mode, by_batch in costs.items()},
         "audit_cost_pct_by_batch": {
             mode: {str(n): round(cost, 2) for n, cost in by_batch.items()} for mode, by_batch in costs.items()
@@ -141,8 +143,9 @@ def as_keys(shares: dict[float, ShareFigures], costs: dict[str, dict[int, float]
 def as_table(shares: dict[float, ShareFigures], costs: dict[str, dict[int, float]]) -> str:
     """The figures for people, with the goals."""
     lines = [
+        f"simulated with the production shares; the engine's runs sample {ENGINE_SHARE:g} of the answers",
         f"{'lies':>6} {'found after replies: median, mean, engine':>42} {'strict: wrong tokens':>21} "
-        f"{'default: affected, flagged':>27} {'all flagged':>12}"
+        f"{'default: affected, flagged':>27} {'all flagged':>12}",
     ]
     for share, figures in shares.items():
         found = f"{figures.simulated.median:.0f}, {figures.simulated.mean:.0f}, {figures.default.detected_after}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
@@ -10,13 +12,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from backbone.engine.audit import Judge, Reply, close_rows
+from backbone.engine.audit import Evidence, Judge, Reply, close_rows
+from backbone.engine.dispatch import ExpertDispatcher
 from backbone.engine.expert_store import ExpertStore
-from backbone.engine.guard import MAX_SAMPLE_PAIRS, Lie, WorkGuard
+from backbone.engine.guard import MAX_SAMPLE_PAIRS, MAX_SAMPLES_WAITING, Lie, WorkGuard
 from backbone.engine.measured import Measured
 from backbone.engine.placement import CoverageSnapshot
-from backbone.engine.trust import TrustPolicy, TrustState
+from backbone.engine.trust import TrustPolicy, TrustState, after_good_check, after_lie
+from backbone.engine.trust_book import TrustBook
 from kvasir.errors import EdgeTimeout
 from kvasir.experts import ExpertRange, FloatRows
 from kvasir.gguf_index import GGUFIndex
@@ -38,6 +43,7 @@ class OneWorker:
         self._store = store
         self._coverage = CoverageSnapshot.build({"w": [ExpertRange(0, 0, 16)]})
         self.is_silent = is_silent
+        self.n_too_few = 0  # outputs that are left out of an answer
         self.reports: list[str] = []
         self.asked: list[bytes] = []
 
@@ -65,7 +71,8 @@ class OneWorker:
         if self.is_silent:
             future.set_exception(EdgeTimeout("no result within 5 s"))
         else:
-            future.set_result(self._store.layer(layer).compute(rows, pair_rows, pair_ids))
+            outputs = self._store.layer(layer).compute(rows, pair_rows, pair_ids)
+            future.set_result(outputs[: len(outputs) - self.n_too_few])
         return future
 
     def report(self, worker_id: str, reason: str) -> None:
@@ -286,3 +293,88 @@ def test_the_float_kernels_tolerance() -> None:
     assert close_rows(far, right).tolist() == [True, False, True]
     assert not close_rows(np.full_like(right, np.nan), right).any()
     assert close_rows(np.zeros_like(right), np.zeros_like(right)).all()
+
+
+def test_a_reply_that_an_audit_overtakes_is_confirmed_after_all(store: ExpertStore, make_guard: MakeGuard) -> None:
+    """The lie is proven between the look at the worker's trust and the note of who uses the answer."""
+    guard = make_guard(NEVER)
+    right = reply_of(store)
+
+    def convicted_meanwhile(worker_id: str, request_ids: list[str]) -> None:
+        guard.book.change(worker_id, lambda state: replace(state, quarantined=True))
+
+    guard.exposures.note = convicted_meanwhile  # type: ignore[method-assign,assignment]
+    outputs, is_right = guard.receive(spoilt(right), ["r"], None)
+    assert not is_right
+    assert np.array_equal(outputs, right.outputs)
+
+
+def test_samples_that_find_no_room_are_checked_at_once(store: ExpertStore, make_guard: MakeGuard) -> None:
+    lies: list[Lie] = []
+    guard = make_guard(ALWAYS, on_lie=lies.append)
+    may_go_on = threading.Event()
+    guard._audits.offer(lambda: assert_set(may_go_on))
+    for number in range(MAX_SAMPLES_WAITING + 5):
+        guard.receive(reply_of(store, seed=number), ["r"], None)
+    assert guard.counters.n_audited_pairs >= 8 * 4  # those beyond the queue, while its thread is held
+    guard.receive(spoilt(reply_of(store)), ["r"], None)
+    assert len(lies) == 1
+    may_go_on.set()
+    guard.settle()
+    assert guard.counters.n_audited_pairs == 8 * (MAX_SAMPLES_WAITING + 6)
+
+
+def assert_set(event: threading.Event) -> None:
+    assert event.wait(30.0)
+
+
+class Keeper:
+    """Keeps states unless it is out of order."""
+
+    def __init__(self) -> None:
+        self.saved: list[tuple[str, TrustState, Evidence | None]] = []
+        self.is_broken = False
+
+    def load(self, worker_id: str) -> TrustState | None:
+        return TrustState(verified=7)
+
+    def save(self, worker_id: str, state: TrustState, evidence: Evidence | None) -> None:
+        if self.is_broken:
+            raise OSError("the database is away")
+        self.saved.append((worker_id, state, evidence))
+
+
+def test_evidence_waits_for_a_keeper_that_was_away(store: ExpertStore) -> None:
+    keeper = Keeper()
+    book = TrustBook(UNPROVEN, keeper)
+    wrong = spoilt(reply_of(store))
+    judge = Judge(store)
+    evidence = judge.evidence(wrong, judge.right_outputs(wrong), "audit", 50.0)
+    assert evidence is not None
+    assert book.load("w") == TrustState(verified=7)
+    book.change("w", lambda state: after_lie(state, evidence.evidence_id), evidence)
+    book.change("w", lambda state: after_good_check(state, 3))
+    keeper.is_broken = True
+    with pytest.raises(OSError, match="away"):
+        book.save()
+    keeper.is_broken = False
+    book.save()
+    book.save()
+    assert keeper.saved == [("w", book.state("w"), evidence)]
+    assert book.state("w").quarantined
+
+
+def test_an_answer_of_the_wrong_shape_puts_its_worker_in_doubt(
+    store: ExpertStore, transport: OneWorker, make_guard: MakeGuard
+) -> None:
+    guard = make_guard(UNPROVEN)
+    guard.usable(frozenset({"w"}))
+    guard.settle()
+    transport.n_too_few = 1
+
+    async def call() -> None:
+        await ExpertDispatcher(store, transport, guard=guard).submit(0, torch.ones(1, 256), torch.tensor([[1, 2]]))
+
+    asyncio.run(call())
+    assert guard.book.state("w").doubt == UNPROVEN.doubt_pairs
+    assert guard.book.state("w").failures == 0
