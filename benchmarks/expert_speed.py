@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -79,8 +80,8 @@ def measure_speed(
     for run in range(n_runs + 1):
         rows = rng.standard_normal((n, shape.d_model), dtype=np.float32)
         ids, other_ids = draw_ids(rng, n, shape), draw_ids(rng, n, shape)
-        ggml_s = _cpu_seconds(lambda rows=rows, ids=other_ids: ggml.compute(rows, ids))
-        ours_s = _cpu_seconds(lambda rows=rows, ids=ids: compute(kernel, loaded, rows, ids))
+        ggml_s = _cpu_seconds(partial(ggml.compute, rows, other_ids))
+        ours_s = _cpu_seconds(partial(compute, kernel, loaded, rows, ids))
         if run:  # the first one warms up
             theirs.append(ggml_s)
             ours.append(ours_s)

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Callable, Mapping
 from enum import IntEnum
 from itertools import pairwise
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from kvasir.errors import SliceError, WireError
 from kvasir.experts import ExpertRange
@@ -85,7 +85,7 @@ class _Reader:
         self._at, start = end, self._at
         return self._payload[start:end]
 
-    def fields(self, layout: struct.Struct) -> tuple[int | bytes, ...]:
+    def fields(self, layout: struct.Struct) -> tuple[Any, ...]:
         return layout.unpack(self._take(layout.size))
 
     def text(self) -> str:
@@ -139,9 +139,9 @@ def _pack_hello(frame: Hello) -> bytes:
 def _unpack_hello(_header: Header, reader: _Reader) -> Hello:
     role, model, kernel, *limits = reader.fields(HELLO)
     if role not in Role._value2member_map_:
-        raise WireError(f"role byte {role} is unknown; {Role.BACKBONE} (B) and {Role.WORKER} (W) exist")
+        raise WireError(f"role byte {int(role)} is unknown; {Role.BACKBONE} (B) and {Role.WORKER} (W) exist")
     texts = reader.text(), reader.text(), reader.text()
-    return Hello(Role(role), bytes(model).hex(), bytes(kernel).hex(), texts[0], Limits(*limits), *texts[1:])  # type: ignore[arg-type]
+    return Hello(Role(role), bytes(model).hex(), bytes(kernel).hex(), texts[0], Limits(*limits), *texts[1:])
 
 
 def _pack_welcome(frame: Welcome) -> bytes:
@@ -167,8 +167,8 @@ def _unpack_welcome(_header: Header, reader: _Reader) -> Welcome:
         raise WireError(f"d_model is {d_model}, 1 to {MAX_D_MODEL} is allowed")
     texts = reader.text(), reader.text()
     return Welcome(
-        bytes(model).hex(),  # type: ignore[arg-type]
-        bytes(kernel).hex(),  # type: ignore[arg-type]
+        bytes(model).hex(),
+        bytes(kernel).hex(),
         texts[0],
         RowFormat(row_format),
         d_model,

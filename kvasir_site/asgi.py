@@ -18,4 +18,4 @@ from relay.slice_site import with_slices  # noqa: E402
 
 # Channels has no types, and Django's path is told of an ASGI application where it knows only views
 sockets = URLRouter([path("relay", service.application)])  # type: ignore[no-untyped-call, arg-type]
-application = ProtocolTypeRouter({"http": with_slices(pages), "websocket": sockets})  # type: ignore[no-untyped-call]
+application = ProtocolTypeRouter({"http": with_slices(pages), "websocket": sockets})  # type: ignore[no-untyped-call, arg-type]

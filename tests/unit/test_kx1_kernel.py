@@ -189,7 +189,7 @@ def two_terms(matrix: WeightMatrix, rows: FloatRows) -> FloatRows:
     exact = ExactMatrix.of(matrix)
     with np.errstate(over="ignore"):
         sums = matmul(exact, codes) + matmul(exact, quantise(residual))
-    return np.clip(sums, -np.finfo(np.float32).max, np.finfo(np.float32).max)
+    return np.asarray(np.clip(sums, -np.finfo(np.float32).max, np.finfo(np.float32).max), np.float32)
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvasir.edge_link import TcpLink
 from kvasir.kernels.api import RowFormat
 from kvasir.wire import encode, join
 from kvasir.wire_frames import (
@@ -66,6 +67,7 @@ class Worker:
         self.refusal_now: Refuse | None = None
         self.queue = Queue()
         self.connection = Connection(Service(fake_holdings(FakeExperts(2)), self.queue, limits), self, 1)
+        assert isinstance(self.connection.link, TcpLink)
         self.socket = Socket(self.connection.link, loop)
         if says_hello:
             self.socket.send(HELLO)

@@ -38,9 +38,9 @@ class Socket(asyncio.Transport):
     def send_bytes(self, data: bytes) -> None:
         """Let these bytes arrive, as many at a time as the protocol takes."""
         while data:
-            space = self.protocol.get_buffer(-1)
+            space = memoryview(self.protocol.get_buffer(-1))
             n_bytes = min(len(space), len(data))
-            memoryview(space)[:n_bytes] = data[:n_bytes]
+            space[:n_bytes] = data[:n_bytes]
             self.protocol.buffer_updated(n_bytes)
             data = data[n_bytes:]
 

@@ -78,7 +78,7 @@ def _build_library() -> bool:
 
 def _use_platform_wheel() -> None:
     """Let setuptools tag the wheel for this platform: it holds a library that setuptools knows nothing about."""
-    Distribution.has_ext_modules = lambda self: True  # noqa: ARG005
+    Distribution.has_ext_modules = lambda self: True
     import setuptools.command.bdist_wheel as command
 
     command.bdist_wheel = PlatformWheel
