@@ -35,7 +35,7 @@ from tests.oracles.llama_cpp import LlamaCpp
 from tests.swarm.service_process import ServiceProcess, service_process
 
 CONCURRENCY = (1, 8, 64)
-N_CTX = 128
+N_CTX = 192
 STEP_ROWS = 256  # as the service's default
 
 
@@ -47,7 +47,7 @@ class Plan:
     n_tokens: int  # of each request
 
 
-FULL = Plan(n_rounds=5, n_tokens=64)
+FULL = Plan(n_rounds=5, n_tokens=128)
 QUICK = Plan(n_rounds=1, n_tokens=8)
 
 
