@@ -215,6 +215,24 @@ def test_the_same_worker_at_once_is_never_promised_an_expert_twice(client: Redis
     assert sum(item.n_experts for item in promised) == len(cells_of(promised)) <= 9
 
 
+def test_a_claim_from_a_view_that_no_longer_holds_is_refused(client: Redis) -> None:
+    store, _ = store_at(client)
+    mine, other = ExpertRange(1, 0, 2), ExpertRange(2, 3, 5)
+    view = store.look("ant")
+    assert store.claim("ant", mine, view, LEASE_MS) is not None
+    assert store.claim("ant", other, view, LEASE_MS) is None  # its own promises count against its budget
+    view = store.look("ant")
+    store.beat("ant", [ExpertRange(2, 0, 1)], LEASE_MS)
+    assert store.claim("ant", other, view, LEASE_MS) is None  # and so does what it holds
+    view = store.look("ant")
+    store.beat("bee", [ExpertRange(2, 4, 6)], LEASE_MS)
+    assert store.claim("ant", other, view, LEASE_MS) is None
+    view = store.look("ant")
+    store.set_targets(bytes(2 * FACTS.n_cell))
+    assert store.claim("ant", other, view, LEASE_MS) is None
+    assert store.claim("ant", other, store.look("ant"), LEASE_MS) is not None
+
+
 def test_a_promise_ends_unless_it_is_renewed_by_name_and_never_past_the_longest(client: Redis) -> None:
     store, now = store_at(client)
     kept = take_lease(store, Volunteer("ant", max_experts=2), BOUNDS, base_s=1.0)
