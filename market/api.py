@@ -20,6 +20,7 @@ from market.api_errors import handle_all
 from market.errors import MarketError
 from market.node_auth import NodeAuth, charge_address, charge_registration, check_standing
 from market.rewards import Quote
+from market.rewards_api import router as rewards_router
 from market.schemas import CoverageBody, RegisterBody, RevokeBody, VolunteerBody
 from market.service import service
 from market.tokens import TokenHolder
@@ -29,6 +30,7 @@ api = NinjaAPI(
     title="Kvasir market", version="1", urls_namespace="market", docs_url=None, openapi_url=None, auth=node_auth
 )
 handle_all(api)
+api.add_router("", rewards_router)
 
 
 @api.post("/nodes", auth=None)

@@ -70,5 +70,6 @@ def _from_validation(error: ValidationError) -> MarketError:
     if not error.errors:
         return MarketError(400, "malformed", "the body is not as it should be")
     first = error.errors[0]
-    field = ".".join(str(part) for part in first["loc"][2:]) or "the body"
+    place = first["loc"]
+    field = ".".join(str(part) for part in place[1 if place[0] == "query" else 2 :]) or "the body"
     return MarketError(400, "malformed", f"{field}: {first['msg']}")
