@@ -22,7 +22,6 @@ from backbone.engine.model_config import (
     SharedExpertConfig,
 )
 from backbone.engine.ops import Linear, Ops
-from backbone.engine.router import route
 from backbone.engine.step import Step
 
 
@@ -117,7 +116,7 @@ class MoE:
     async def forward(self, x: Tensor, step: Step) -> Tensor:
         """x [T, d_model] -> [T, d_model]."""
         logits = self.ops.linear(x, self.router)[0]  # [T, n_expert]
-        routing = route(logits, self.config, self.ops, self.selection_bias)
+        routing = self.ops.route(logits, self.config, self.selection_bias)
         under_way = step.experts.submit(self.layer, x, routing.expert_ids)
         shared = self.shared_expert.compute(x) if self.shared_expert else None
         combined = self.ops.combine(await under_way, routing.weights)

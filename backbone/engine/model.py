@@ -123,7 +123,7 @@ class Model:
         """
         rows = self._checked_rows(batch, logits_rows)
         with self.cache.using(batch.segments):
-            step = Step.of(batch, self.cache, self._ropes, experts)
+            step = Step(batch.segments, self.cache, self._ropes, experts)
             x = self.ops.embed(self._embedding, batch.token_ids)  # [T, d_model]
             for layer in self._layers:
                 x = await layer.forward(x, step)

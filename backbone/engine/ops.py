@@ -14,6 +14,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from backbone.engine.model_config import RouterConfig
+from backbone.engine.rope import RopeTable
 from kvasir.experts import WeightMatrix
 
 
@@ -44,6 +46,24 @@ class Linear:
     bias: Tensor | None = None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadForm:
+    """How projected queries and keys become heads. A norm is over a head or over all heads of a row, by its size."""
+
+    query_norm: Tensor | None  # [d_head], or [n_head * d_head]
+    key_norm: Tensor | None  # [d_head], or [n_kv_head * d_head]
+    norm_eps: float
+    has_adjacent_pairs: bool  # see Ops.attend
+    scale: float  # what q·k is multiplied by
+
+
+class Routing(NamedTuple):
+    """The experts of each row in selection order, best first, and what their partials are multiplied by."""
+
+    expert_ids: Tensor  # int64 [T, n_used]
+    weights: Tensor  # [T, n_used]
+
+
 class Ops(Protocol):
     """Each method treats every row on its own. T is the number of rows. Inputs are contiguous, results are new."""
 
@@ -70,17 +90,28 @@ class Ops(Protocol):
         """x * rsqrt(sum(x²) + eps) over the last dimension."""
         ...
 
-    def rope(self, x: Tensor, cos: Tensor, sin: Tensor, *, adjacent_pairs: bool) -> Tensor:
-        """Rotate the first 2 * d_rot values of each head: x [T, h, d], cos and sin [T, d_rot].
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        form: HeadForm,
+        rope: RopeTable,
+        cache: KVLayer,
+        segments: Sequence[Segment],
+    ) -> Tensor:
+        """Causal attention of projected rows, each over its own slot, keys 0 to its own position.
 
-        Pairs are (i, i + d_rot), or (2i, 2i + 1) with `adjacent_pairs`.
+        query [T, n_head * d_head] and key [T, n_kv_head * d_head] are normalised, and the first 2 * d_rot values of
+        each head rotated: pairs are (i, i + d_rot), or (2i, 2i + 1) with adjacent pairs. Keys and value
+        [T, n_kv_head * d_head_v] go into the cache. Returns [T, n_head, d_head_v].
         """
         ...
 
-    def attention(self, q: Tensor, cache: KVLayer, segments: Sequence[Segment], scale: float) -> Tensor:
-        """Causal attention of q [T, n_head, d_head] over each row's own slot, keys 0 to its own position.
+    def route(self, logits: Tensor, config: RouterConfig, selection_bias: Tensor | None) -> Routing:
+        """Choose experts for router logits [T, n_expert]; `selection_bias` [n_expert] counts for the choice only.
 
-        Keys and values of these rows are already in the cache. Returns [T, n_head, d_head_v].
+        Ties go to the lower expert id.
         """
         ...
 
@@ -88,10 +119,6 @@ class Ops(Protocol):
     def silu(self, x: Tensor) -> Tensor: ...
     def sigmoid(self, x: Tensor) -> Tensor: ...
     def softplus(self, x: Tensor) -> Tensor: ...
-
-    def softmax(self, x: Tensor) -> Tensor:
-        """Over the last dimension."""
-        ...
 
     def causal_conv(self, x: Tensor, weight: Tensor, state: Tensor, segments: Sequence[Segment]) -> Tensor:
         """Depthwise causal convolution: x [T, c], weight [c, width], state [n_slot, width - 1, c], updated in place."""

@@ -14,9 +14,9 @@ class RopeTable:
     def __init__(self, config: RopeConfig, n_ctx: int, dtype: torch.dtype) -> None:
         exponents = torch.arange(0, config.n_dims, 2, dtype=torch.float64) / config.n_dims
         angles = torch.outer(torch.arange(n_ctx, dtype=torch.float64), config.base**-exponents)
-        self._cos = angles.cos().to(dtype)  # [n_ctx, n_dims / 2]
-        self._sin = angles.sin().to(dtype)
+        self.cos = angles.cos().to(dtype)  # [n_ctx, n_dims / 2]
+        self.sin = angles.sin().to(dtype)
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines [T, n_dims / 2] at positions int64 [T]."""
-        return self._cos[positions], self._sin[positions]
+        return self.cos[positions], self.sin[positions]

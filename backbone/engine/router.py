@@ -1,34 +1,25 @@
-"""From router logits to the chosen experts and their weights. Pure; the MoE layer calls it once a row.
+"""From router logits to the chosen experts and their weights, in torch. `torch_ops` calls it; `stable_ops` has it in C.
 
 Ties go to the lower expert id, so that a choice never depends on how a sort is implemented.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 from backbone.engine.model_config import RouterConfig, ScoreFunction
-from backbone.engine.ops import Ops
+from backbone.engine.ops import Routing
 
 # What the sigmoid routers of DeepSeek and GLM add to a sum of weights that may be tiny.
 _SIGMOID_SUM_EPS = 1e-20
 _RANKED_IN_GROUP = 2  # a group is as good as the sum of its best two experts
 
 
-class Routing(NamedTuple):
-    """The experts of each row in selection order, best first, and what their partials are multiplied by."""
-
-    expert_ids: Tensor  # int64 [T, n_used]
-    weights: Tensor  # [T, n_used]
-
-
-def route(logits: Tensor, config: RouterConfig, ops: Ops, selection_bias: Tensor | None = None) -> Routing:
+def route(logits: Tensor, config: RouterConfig, selection_bias: Tensor | None = None) -> Routing:
     """Choose experts for router logits [T, n_expert]; `selection_bias` [n_expert] counts for the choice only."""
     is_sigmoid = config.score_function is ScoreFunction.SIGMOID
-    scores = ops.sigmoid(logits) if is_sigmoid else ops.softmax(logits)
+    scores = torch.sigmoid(logits) if is_sigmoid else torch.softmax(logits, -1)
     ranked = scores if selection_bias is None else scores + selection_bias
     if config.n_group > 1:
         ranked = _within_best_groups(ranked, config)

@@ -6,6 +6,8 @@ inputs in one order, so that it does not depend on its batch, on how a prompt is
 
 from __future__ import annotations
 
+import ctypes
+import warnings
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,13 +16,17 @@ import torch
 from gguf import GGMLQuantizationType
 from torch import Tensor
 
-from backbone.engine.ops import KVLayer, Linear, Segment
+from backbone.engine.model_config import RouterConfig, ScoreFunction
+from backbone.engine.ops import HeadForm, KVLayer, Linear, Routing, Segment
+from backbone.engine.rope import RopeTable
 from kvasir.errors import KernelError
 from kvasir.experts import WeightMatrix
 from kvasir.kernels import native
+from kvasir.kernels.checks import check_finite
 from kvasir.kernels.float_kernel import dequantised
 from kvasir.kernels.kx1 import KX1Kernel, KX1Matrix, matrix_refusal
-from kvasir.kernels.rowops import NativeRowOps
+from kvasir.kernels.native import address
+from kvasir.kernels.rowops import NativeRowOps, checked_segments
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -41,6 +47,8 @@ class StableOps:
             )
         self._kx1 = KX1Kernel(isa, n_threads)
         self._rows = NativeRowOps(isa, n_threads)
+        library = native.load()
+        self._lib, self._isa, self._n_threads = library.lib, library.isa(self._kx1.isa_name), self._kx1.n_threads
 
     def make_linear(self, matrix: WeightMatrix, bias: Tensor | None = None) -> Linear:
         """KX1 in place where it has the type and the width, else dequantised once to f32.
@@ -48,21 +56,43 @@ class StableOps:
         In a Q8_0 matrix the weights are so near that KX1's rounding of the rows would be most of the error.
         """
         if matrix_refusal(matrix) is not None:
-            return Linear(matrix.n_in, matrix.n_out, dequantised(matrix), bias)
+            return Linear(matrix.n_in, matrix.n_out, _weights(matrix), bias)
         n_terms = 2 if matrix.quant_type is GGMLQuantizationType.Q8_0 else 1
         return Linear(matrix.n_in, matrix.n_out, self._kx1.prepare(matrix, n_terms), bias)
 
     def linear(self, x: Tensor, *linears: Linear) -> tuple[Tensor, ...]:
         """x [T, n_in] -> one [T, n_out] a linear; x is quantised once for those that KX1 computes."""
-        rows = _array(x)
-        exact = [linear.weight for linear in linears if isinstance(linear.weight, KX1Matrix)]
-        outputs = iter(self._kx1.linear(rows, exact)) if exact else iter(())
-        results = []
-        for linear in linears:
-            is_exact = isinstance(linear.weight, KX1Matrix)
-            result = torch.from_numpy(next(outputs) if is_exact else self._rows.matmul(rows, linear.weight))
-            results.append(result if linear.bias is None else result + linear.bias)
-        return tuple(results)
+        x = _float_rows(x)
+        n_rows, n_in = x.shape
+        results = [torch.empty((n_rows, linear.n_out)) for linear in linears]
+        matrices, outputs = [], []
+        for linear, result in zip(linears, results, strict=True):
+            if isinstance(linear.weight, KX1Matrix):
+                matrices.append(linear.weight)
+                outputs.append(result.data_ptr())
+            else:
+                self._float_linear(x, linear, result)
+        if matrices and not self._kx1.multiply(x.data_ptr(), n_rows, n_in, matrices, outputs):
+            check_finite(x.numpy())
+        return tuple(
+            result if linear.bias is None else result.add_(linear.bias)
+            for linear, result in zip(linears, results, strict=True)
+        )
+
+    def _float_linear(self, x: Tensor, linear: Linear, result: Tensor) -> None:
+        n_rows, n_in = x.shape
+        if linear.n_in != n_in:
+            raise KernelError(f"rows have {n_in} values; the matrix has {linear.n_in} columns")
+        self._lib.kv_matmul(
+            self._isa,
+            x.data_ptr(),
+            n_rows,
+            n_in,
+            linear.weight.data_ptr(),
+            linear.n_out,
+            result.data_ptr(),
+            self._n_threads,
+        )
 
     def embed(self, matrix: WeightMatrix, token_ids: Tensor) -> Tensor:
         """Dequantise the rows that are asked for: int64 [T] -> [T, n_in]."""
@@ -78,21 +108,82 @@ class StableOps:
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Over the last dimension."""
-        return torch.from_numpy(self._rows.rms_norm(_array(x), _array(weight), eps))
+        x, d = _float_rows(x), weight.numel()
+        if x.shape[-1] != d:
+            raise KernelError(f"rows of {x.shape[-1]} values cannot be normalised by {d} weights")
+        out = torch.empty_like(x)
+        self._lib.kv_norm(
+            self._isa, x.data_ptr(), x.numel() // d, d, 1.0 / d, eps, weight.data_ptr(), out.data_ptr(), self._n_threads
+        )
+        return out
 
     def l2_norm(self, x: Tensor, eps: float) -> Tensor:
         """Over the last dimension."""
         return torch.from_numpy(self._rows.l2_norm(_array(x), eps))
 
-    def rope(self, x: Tensor, cos: Tensor, sin: Tensor, *, adjacent_pairs: bool) -> Tensor:
-        """Rotate x [T, h, d] by cos and sin [T, d_rot]."""
-        rotated = self._rows.rope(_array(x), _array(cos), _array(sin), adjacent_pairs=adjacent_pairs)
-        return torch.from_numpy(rotated)
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        form: HeadForm,
+        rope: RopeTable,
+        cache: KVLayer,
+        segments: Sequence[Segment],
+    ) -> Tensor:
+        """Norms, rotation, the cache and attention of projected rows, in one call."""
+        query, key, value = _float_rows(query), _float_rows(key), _float_rows(value)
+        n_rows, shape = len(query), _heads_shape(query, key, value, form, rope, cache)
+        numbers = checked_segments(segments, n_rows, len(cache.keys), shape[0])
+        out = torch.empty((n_rows, shape[1], shape[4]))
+        heads = native.HeadsInput(
+            query.data_ptr(),
+            key.data_ptr(),
+            value.data_ptr(),
+            None if form.query_norm is None else form.query_norm.data_ptr(),
+            None if form.key_norm is None else form.key_norm.data_ptr(),
+            rope.cos.data_ptr(),
+            rope.sin.data_ptr(),
+            form.norm_eps,
+            form.scale,
+        )
+        error = self._lib.kv_attend(
+            self._isa,
+            (ctypes.c_int64 * len(shape))(*shape),
+            heads,
+            cache.keys.data_ptr(),
+            cache.values.data_ptr(),
+            address(numbers),
+            len(numbers),
+            out.data_ptr(),
+            self._n_threads,
+        )
+        if error:
+            raise KernelError("out of memory for attention's scores")
+        return out
 
-    def attention(self, q: Tensor, cache: KVLayer, segments: Sequence[Segment], scale: float) -> Tensor:
-        """Causal attention of q [T, n_head, d_head] -> [T, n_head, d_head_v]."""
-        keys, values = _in_place("keys", cache.keys), _in_place("values", cache.values)
-        return torch.from_numpy(self._rows.attention(_array(q), keys, values, segments, scale))
+    def route(self, logits: Tensor, config: RouterConfig, selection_bias: Tensor | None) -> Routing:
+        """The same choice as `router.route` of the same scores."""
+        logits, n_rows = _float_rows(logits), len(logits)
+        if logits.shape[1] != config.n_expert:
+            raise KernelError(f"there are logits for {logits.shape[1]} experts of {config.n_expert}")
+        form = native.RouterForm(
+            config.n_expert,
+            config.n_used,
+            config.n_group,
+            config.n_group_used,
+            config.score_function is ScoreFunction.SIGMOID,
+            config.is_normalised,
+            None if selection_bias is None else selection_bias.data_ptr(),
+            config.weights_scale,
+        )
+        ids, weights = torch.empty((n_rows, config.n_used), dtype=torch.int64), torch.empty((n_rows, config.n_used))
+        error = self._lib.kv_route(
+            self._isa, form, logits.data_ptr(), n_rows, ids.data_ptr(), weights.data_ptr(), self._n_threads
+        )
+        if error:
+            raise KernelError(f"experts cannot be chosen by {config}, or memory is out")
+        return Routing(ids, weights)
 
     def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
         """silu(gate) * up."""
@@ -109,10 +200,6 @@ class StableOps:
     def softplus(self, x: Tensor) -> Tensor:
         """log(1 + exp(x))."""
         return torch.from_numpy(self._rows.softplus(_array(x)))
-
-    def softmax(self, x: Tensor) -> Tensor:
-        """Over the last dimension."""
-        return torch.from_numpy(self._rows.softmax(_array(x)))
 
     def causal_conv(self, x: Tensor, weight: Tensor, state: Tensor, segments: Sequence[Segment]) -> Tensor:
         """Depthwise convolution of x [T, c] with weight [c, width]; state in place."""
@@ -137,7 +224,53 @@ class StableOps:
 
     def combine(self, partials: Tensor, weights: Tensor) -> Tensor:
         """Σ_j weights[t, j] * partials[t, j], j ascending."""
-        return torch.from_numpy(self._rows.combine(_array(partials), _array(weights)))
+        partials, weights = _float_rows(partials), _float_rows(weights)
+        n_rows, n_used, d = partials.shape
+        if n_used < 1 or weights.shape != (n_rows, n_used):
+            raise KernelError(f"weights {list(weights.shape)} do not fit to partials {list(partials.shape)}")
+        out = torch.empty((n_rows, d))
+        self._lib.kv_combine(
+            partials.data_ptr(), weights.data_ptr(), n_rows, n_used, d, out.data_ptr(), self._n_threads
+        )
+        return out
+
+
+def _weights(matrix: WeightMatrix) -> Tensor:
+    """A matrix as f32; a view of the file's bytes, which are never written, where they are f32 already."""
+    with warnings.catch_warnings(action="ignore", category=UserWarning):
+        return torch.from_numpy(dequantised(matrix))
+
+
+def _float_rows(x: Tensor) -> Tensor:
+    """The tensor itself where it lies together. Raises KernelError unless it is f32."""
+    if x.dtype is not torch.float32:
+        raise KernelError(f"rows are {x.dtype}; torch.float32 is needed")
+    return x if x.is_contiguous() else x.contiguous()
+
+
+def _heads_shape(
+    query: Tensor, key: Tensor, value: Tensor, form: HeadForm, rope: RopeTable, cache: KVLayer
+) -> tuple[int, ...]:
+    """heads_shape of csrc/rowops.h. Raises KernelError for parts that do not fit together."""
+    n_slot, n_ctx, n_kv_head, d_head = cache.keys.shape
+    d_value, d_query = cache.values.shape[3], query.shape[1]
+    norms = [0 if norm is None else norm.numel() for norm in (form.query_norm, form.key_norm)]
+    wanted = (
+        ("keys", key.shape, (len(query), n_kv_head * d_head)),
+        ("values", value.shape, (len(query), n_kv_head * d_value)),
+        ("cached values", cache.values.shape, (n_slot, n_ctx, n_kv_head, d_value)),
+        ("cosines", rope.cos.shape, (n_ctx, rope.cos.shape[1])),
+    )
+    for name, found, fitting in wanted:
+        if found != fitting:
+            raise KernelError(f"{name} {list(found)} do not fit; {list(fitting)} are needed")
+    if d_query % (n_kv_head * d_head) or 2 * rope.cos.shape[1] > d_head:
+        raise KernelError(f"queries of {d_query} and {rope.cos.shape[1]} rotated pairs do not fit heads of {d_head}")
+    if norms[0] not in (0, d_head, d_query) or norms[1] not in (0, d_head, n_kv_head * d_head):
+        raise KernelError(f"head norms of {norms} weights do not fit heads of {d_head}")
+    if not (cache.keys.is_contiguous() and cache.values.is_contiguous()):
+        raise KernelError("keys or values are not contiguous; they are read and written where they lie")
+    return (n_ctx, d_query // d_head, n_kv_head, d_head, d_value, *norms, rope.cos.shape[1], form.has_adjacent_pairs)
 
 
 def _array(tensor: Tensor) -> FloatArray:

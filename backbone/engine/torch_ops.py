@@ -14,7 +14,10 @@ import torch
 import torch.nn.functional as nnf
 from torch import Tensor
 
-from backbone.engine.ops import KVLayer, Linear, Segment
+from backbone.engine.model_config import RouterConfig
+from backbone.engine.ops import HeadForm, KVLayer, Linear, Routing, Segment
+from backbone.engine.rope import RopeTable
+from backbone.engine.router import route
 from kvasir.experts import WeightMatrix
 
 _SOFTPLUS_IS_IDENTITY = 50.0  # above this exp(-x) is nothing, even in float64
@@ -50,6 +53,39 @@ class TorchOps:
     def l2_norm(self, x: Tensor, eps: float) -> Tensor:
         """Over the last dimension."""
         return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + eps)
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        form: HeadForm,
+        rope: RopeTable,
+        cache: KVLayer,
+        segments: Sequence[Segment],
+    ) -> Tensor:
+        """Norms, rotation, the cache and attention of projected rows, one after the other."""
+        slots = torch.tensor([s.slot for s in segments for _ in range(s.n_rows)])
+        positions = torch.tensor([s.position + row for s in segments for row in range(s.n_rows)])
+        cos, sin = rope.at(positions)
+        query, key = (
+            self.rope(self._heads(x, norm, form.norm_eps, cache), cos, sin, adjacent_pairs=form.has_adjacent_pairs)
+            for x, norm in ((query, form.query_norm), (key, form.key_norm))
+        )
+        cache.keys[slots, positions] = key
+        cache.values[slots, positions] = value.view(-1, *cache.values.shape[2:])
+        return self.attention(query, cache, segments, form.scale)
+
+    def _heads(self, x: Tensor, norm: Tensor | None, eps: float, cache: KVLayer) -> Tensor:
+        """Normalised heads [T, n, d_head] of projected rows [T, n * d_head]."""
+        heads = x.view(len(x), -1, cache.keys.shape[-1])
+        if norm is None:
+            return heads
+        return self.rms_norm(x.view(len(x), -1, norm.numel()), norm, eps).view(heads.shape)
+
+    def route(self, logits: Tensor, config: RouterConfig, selection_bias: Tensor | None) -> Routing:
+        """See `router`."""
+        return route(logits, config, selection_bias)
 
     def rope(self, x: Tensor, cos: Tensor, sin: Tensor, *, adjacent_pairs: bool) -> Tensor:
         """Rotate x [T, h, d] by cos and sin [T, d_rot]."""
@@ -94,10 +130,6 @@ class TorchOps:
     def softplus(self, x: Tensor) -> Tensor:
         """log(1 + exp(x))."""
         return nnf.softplus(x, threshold=_SOFTPLUS_IS_IDENTITY)
-
-    def softmax(self, x: Tensor) -> Tensor:
-        """Over the last dimension."""
-        return torch.softmax(x, -1)
 
     def causal_conv(self, x: Tensor, weight: Tensor, state: Tensor, segments: Sequence[Segment]) -> Tensor:
         """Depthwise convolution of x [T, c] with weight [c, width]."""

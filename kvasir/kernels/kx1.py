@@ -43,12 +43,10 @@ NOT_YET_KNOWN = -2  # in an array of weight exponents; any negative number says 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KX1Matrix:
-    """A matrix that `KX1Kernel.linear` can compute, with its weight exponent."""
+    """A matrix that `KX1Kernel.linear` can compute."""
 
     matrix: WeightMatrix
-    exponent: int
-    address: int  # of the matrix's bytes
-    n_terms: int
+    call: native.LinearCall  # with its weight exponent
 
 
 class KX1Kernel:
@@ -126,7 +124,9 @@ class KX1Kernel:
         reason = matrix_refusal(matrix)
         if reason is not None:
             raise KernelError(f"matrix {reason}")
-        return KX1Matrix(matrix, _weight_exponent(self._library, matrix), address(matrix.data), n_terms)
+        exponent = _weight_exponent(self._library, matrix)
+        call = native.LinearCall(matrix.quant_type, exponent, n_terms, address(matrix.data), matrix.n_out)
+        return KX1Matrix(matrix, call)
 
     def linear(self, rows: FloatRows, matrices: Sequence[KX1Matrix]) -> list[FloatRows]:
         """Finite f32 rows [n, n_in] times each matrix: f32 [n, n_out] each. The rows are quantised once for all.
@@ -135,23 +135,30 @@ class KX1Kernel:
         """
         check_float_rows(rows)
         rows = np.ascontiguousarray(rows)
-        wrong = [m.matrix.n_in for m in matrices if m.matrix.n_in != rows.shape[1]]
-        if wrong:
-            raise KernelError(f"rows have {rows.shape[1]} values; the matrix has {wrong[0]} columns")
         outputs = [np.empty((len(rows), m.matrix.n_out), np.float32) for m in matrices]
-        calls = (native.LinearCall * len(matrices))(
-            *(
-                native.LinearCall(m.matrix.quant_type, m.exponent, m.n_terms, m.address, m.matrix.n_out, address(out))
-                for m, out in zip(matrices, outputs, strict=True)
-            )
-        )
-        error = self._library.lib.kv_kx1_linears(
-            self._isa, address(rows), *rows.shape, calls, len(calls), self.n_threads
-        )
-        if error:
+        n_rows, cols = rows.shape
+        if not self.multiply(address(rows), n_rows, cols, matrices, [address(out) for out in outputs]):
             check_finite(rows)
-            raise _native_error(error)
         return outputs
+
+    def multiply(
+        self, rows: int, n_rows: int, cols: int, matrices: Sequence[KX1Matrix], outputs: Sequence[int]
+    ) -> bool:
+        """As `linear`, between addresses of contiguous f32; False for rows that are not finite.
+
+        Raises KernelError for a width that a matrix lacks.
+        """
+        n = len(matrices)
+        for matrix in matrices:
+            if matrix.matrix.n_in != cols:
+                raise KernelError(f"rows have {cols} values; the matrix has {matrix.matrix.n_in} columns")
+        calls = (native.LinearCall * n)(*[matrix.call for matrix in matrices])
+        error = self._library.lib.kv_kx1_linears(
+            self._isa, rows, n_rows, cols, calls, n, (ctypes.c_void_p * n)(*outputs), self.n_threads
+        )
+        if error and error != native.NOT_FINITE:
+            raise _native_error(error)
+        return not error
 
 
 class LoadedKX1Experts:

@@ -17,10 +17,11 @@ import numpy.typing as npt
 from kvasir.errors import ConfigError, KernelError
 from kvasir.kernels.build import LIBRARY_NAME, NATIVE_DIR, NEXT_STEP
 
-API_VERSION = 3
+API_VERSION = 4
 
 # experts.h
 BAD_CODE = -5
+NOT_FINITE = -7
 UNKNOWN_EXPONENT = -8
 
 
@@ -44,7 +45,7 @@ class Layer(ctypes.Structure):
 
 
 class LinearCall(ctypes.Structure):
-    """kx1_linear: one matrix and where its output goes."""
+    """kx1_linear: one matrix."""
 
     _fields_: ClassVar = [
         ("type", c_int32),
@@ -52,7 +53,26 @@ class LinearCall(ctypes.Structure):
         ("n_terms", c_int32),
         ("weights", c_void_p),
         ("n_out", c_int64),
-        ("out", c_void_p),
+    ]
+
+
+class HeadsInput(ctypes.Structure):
+    """heads_input."""
+
+    _fields_: ClassVar = [
+        *((name, c_void_p) for name in ("query", "key", "value", "query_norm", "key_norm", "cos", "sin")),
+        ("eps", c_float),
+        ("scale", c_float),
+    ]
+
+
+class RouterForm(ctypes.Structure):
+    """router_form."""
+
+    _fields_: ClassVar = [
+        *((name, c_int64) for name in ("n_expert", "n_used", "n_group", "n_group_used", "is_sigmoid", "is_normalised")),
+        ("selection_bias", c_void_p),
+        ("weights_scale", c_float),
     ]
 
 
@@ -68,7 +88,7 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
         c_int,
         [c_void_p, POINTER(Layer), c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_void_p, c_int],
     ),
-    "kv_kx1_linears": (c_int, [c_void_p, c_void_p, c_int64, c_int64, POINTER(LinearCall), c_int, c_int]),
+    "kv_kx1_linears": (c_int, [c_void_p, c_void_p, c_int64, c_int64, POINTER(LinearCall), c_int, c_void_p, c_int]),
     "kv_kx1_check_packed": (c_int, [c_void_p, c_int64, c_int64, POINTER(c_int64)]),
     "kv_kx1_pack_rows": (c_int, [c_void_p, c_int64, c_int64, c_void_p, POINTER(c_int64), c_int]),
     "kv_kx1_silu_mul": (None, [c_void_p, c_void_p, c_void_p, c_void_p, c_int64]),
@@ -85,6 +105,11 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
         c_int,
         [c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_float, c_void_p, c_int],
     ),
+    "kv_attend": (
+        c_int,
+        [c_void_p, c_void_p, POINTER(HeadsInput), c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_int],
+    ),
+    "kv_route": (c_int, [c_void_p, POINTER(RouterForm), c_void_p, c_int64, c_void_p, c_void_p, c_int]),
     "kv_conv": (None, [c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_void_p, c_int]),
     "kv_delta_rule": (None, [*[c_void_p] * 9, c_int64, c_void_p, c_int]),
 }

@@ -140,7 +140,7 @@ class NativeRowOps:
         _check("values", values, n_slot, n_ctx, n_kv_head, None)
         if n_kv_head < 1 or n_head % n_kv_head:
             raise KernelError(f"{n_head} heads cannot share {n_kv_head} key heads evenly")
-        numbers = _segments(segments, n_rows, n_slot, n_ctx)
+        numbers = checked_segments(segments, n_rows, n_slot, n_ctx)
         out = np.empty((n_rows, n_head, values.shape[3]), np.float32)
         shape = (ctypes.c_int64 * 5)(n_ctx, n_head, n_kv_head, d_head, values.shape[3])
         error = self._lib.kv_attention(
@@ -167,7 +167,7 @@ class NativeRowOps:
         if not 1 <= width <= MAX_CONV_WIDTH:
             raise KernelError(f"a convolution of width {width} is not supported; 1 to {MAX_CONV_WIDTH} are")
         _check("state", state, None, width - 1, x.shape[1])
-        numbers = _segments(segments, len(x), len(state), None)
+        numbers = checked_segments(segments, len(x), len(state), None)
         out = np.empty_like(x)
         self._lib.kv_conv(
             _at(x), x.shape[1], _at(weight), width, _at(state), _at(numbers), len(numbers), _at(out), self.n_threads
@@ -192,7 +192,7 @@ class NativeRowOps:
         _check("log_decay", log_decay, n_rows, n_v_head)
         _check("beta", beta, n_rows, n_v_head)
         _check("state", state, None, n_v_head, d_v, q.shape[2])
-        numbers = _segments(segments, n_rows, len(state), None)
+        numbers = checked_segments(segments, n_rows, len(state), None)
         decay, out = self.exp(log_decay), np.empty_like(v)
         shape = (ctypes.c_int64 * 4)(q.shape[1], n_v_head, q.shape[2], d_v)
         arrays = (_at(array) for array in (q, k, v, decay, beta, state, numbers))
@@ -240,7 +240,9 @@ def _check(name: str, array: Floats, *shape: int | None) -> None:
     raise KernelError(f"{name} is {array.dtype} {list(array.shape)}{order}; contiguous float32 [{wanted}] is needed")
 
 
-def _segments(segments: Sequence[SegmentNumbers], n_rows: int, n_slot: int, n_ctx: int | None) -> npt.NDArray[np.int64]:
+def checked_segments(
+    segments: Sequence[SegmentNumbers], n_rows: int, n_slot: int, n_ctx: int | None
+) -> npt.NDArray[np.int64]:
     """Segments as C reads them. Raises KernelError unless they cover each row once, with distinct slots that exist."""
     return _checked_segments(tuple(segments), n_rows, n_slot, n_ctx)
 

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from backbone.engine.arch import read_config
 from backbone.engine.model_config import MoEConfig, RouterConfig
-from backbone.engine.router import route
 from backbone.engine.torch_ops import TorchOps
 from tests.oracles.tiny_layout import ARCHITECTURES, TinyShape, tiny_metadata
 
@@ -87,7 +86,7 @@ def router_of(architecture: str, shape: TinyShape) -> RouterConfig:
 
 def check(router: RouterConfig, reference: Reference, logits: np.ndarray, bias: np.ndarray) -> None:
     biased = torch.from_numpy(bias) if router.has_selection_bias else None
-    routing = route(torch.from_numpy(logits), router, OPS, biased)
+    routing = OPS.route(torch.from_numpy(logits), router, biased)
     assert routing.expert_ids.dtype == torch.int64
     for row, ids, weights in zip(logits.tolist(), routing.expert_ids.tolist(), routing.weights.tolist(), strict=True):
         expected_ids, expected_weights = reference(row, bias.tolist(), router.n_used)
@@ -123,13 +122,13 @@ def test_a_rows_experts_do_not_depend_on_the_batch(architecture: str) -> None:
     logits = torch.from_numpy(np.random.default_rng(8).integers(-2, 3, (33, 16)).astype(np.float32))
     bias = torch.zeros(16) if router.has_selection_bias else None
     ops = TorchOps(torch.float32)
-    together = route(logits, router, ops, bias)
+    together = ops.route(logits, router, bias)
     for row in range(33):
-        single = route(logits[row : row + 1], router, ops, bias)
+        single = ops.route(logits[row : row + 1], router, bias)
         assert torch.equal(single.expert_ids[0], together.expert_ids[row])
 
 
 def test_weights_of_vanishing_scores_stay_finite() -> None:
     router = router_of("glm4moe", TinyShape())
-    weights = route(torch.full((1, 16), -200.0), router, TorchOps(torch.float32), torch.zeros(16)).weights
+    weights = TorchOps(torch.float32).route(torch.full((1, 16), -200.0), router, torch.zeros(16)).weights
     assert bool(torch.isfinite(weights).all())

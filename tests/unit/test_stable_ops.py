@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +13,9 @@ import torch
 from gguf import GGMLQuantizationType as Quant
 from torch import Tensor
 
-from backbone.engine.ops import KVLayer, Linear, Segment
+from backbone.engine.model_config import RopeConfig, RouterConfig, ScoreFunction
+from backbone.engine.ops import HeadForm, KVLayer, Linear, Segment
+from backbone.engine.rope import RopeTable
 from backbone.engine.stable_ops import StableOps
 from backbone.engine.torch_ops import TorchOps
 from kvasir.errors import KernelError
@@ -89,29 +94,126 @@ def test_row_operations_agree_with_the_oracle() -> None:
         (lambda ops: ops.silu(x), ORACLE.silu(x.double())),
         (lambda ops: ops.sigmoid(x), ORACLE.sigmoid(x.double())),
         (lambda ops: ops.softplus(x), ORACLE.softplus(x.double())),
-        (lambda ops: ops.softmax(x), ORACLE.softmax(x.double())),
         (lambda ops: ops.combine(x, y[:, :, 0]), ORACLE.combine(x.double(), y[:, :, 0].double())),
     ]
     for compute, exact in pairs:
         assert (agree(compute) - exact).abs().max() < 3e-6
 
 
-@pytest.mark.parametrize("adjacent_pairs", [False, True])
-def test_rope_agrees_with_the_oracle(adjacent_pairs: bool) -> None:
-    x, cos, sin = normal(9, 4, 64), normal(9, 16, seed=3).cos(), normal(9, 16, seed=3).sin()
-    found = agree(lambda ops: ops.rope(x, cos, sin, adjacent_pairs=adjacent_pairs))
-    exact = ORACLE.rope(x.double(), cos.double(), sin.double(), adjacent_pairs=adjacent_pairs)
-    assert (found - exact).abs().max() < 3e-6
+D_HEAD, D_VALUE, N_CTX = 32, 48, 40
+SEGMENTS = [Segment(2, 0, 20, 7), Segment(0, 20, 1, 39), Segment(1, 21, 4, 0)]
 
 
-def test_attention_agrees_with_the_oracle_in_a_mixed_batch() -> None:
-    keys, values = normal(3, 40, 2, 32, seed=1), normal(3, 40, 2, 48, seed=2)
-    q, segments = normal(25, 6, 32), [Segment(2, 0, 20, 7), Segment(0, 20, 1, 39), Segment(1, 21, 4, 0)]
-    found = agree(lambda ops: ops.attention(q, KVLayer(keys, values), segments, 0.2))
-    exact = ORACLE.attention(q.double(), KVLayer(keys.double(), values.double()), segments, 0.2)
-    assert (found - exact).abs().max() < 2e-6
-    alone = OPS.attention(q[20:21], KVLayer(keys, values), [Segment(0, 0, 1, 39)], 0.2)
-    assert torch.equal(alone, found[20:21])
+def rope_table(n_rotated: int = 16) -> RopeTable:
+    return RopeTable(RopeConfig(n_dims=n_rotated, base=1e4, has_adjacent_pairs=False), N_CTX, torch.float32)
+
+
+def in_float64(table: RopeTable) -> RopeTable:
+    exact = copy.copy(table)
+    exact.cos, exact.sin = table.cos.double(), table.sin.double()
+    return exact
+
+
+def projected(n_head: int = 6, n_kv_head: int = 2) -> tuple[Tensor, Tensor, Tensor]:
+    widths = (n_head * D_HEAD, n_kv_head * D_HEAD, n_kv_head * D_VALUE)
+    query, key, value = (normal(25, width, seed=seed) for seed, width in enumerate(widths))
+    return query, key, value
+
+
+def cache_of(dtype: torch.dtype = torch.float32) -> KVLayer:
+    return KVLayer(normal(3, N_CTX, 2, D_HEAD, seed=8).to(dtype), normal(3, N_CTX, 2, D_VALUE, seed=9).to(dtype))
+
+
+@pytest.mark.parametrize("has_adjacent_pairs", [False, True])
+@pytest.mark.parametrize("n_norm", [0, 1, 6])
+def test_attention_agrees_with_the_oracle_in_a_mixed_batch(n_norm: int, has_adjacent_pairs: bool) -> None:
+    """Without head norms, with a norm of each head, and of all heads of a row."""
+    norms = [normal(n * D_HEAD, seed=n) if n else None for n in (n_norm, min(n_norm, 2))]
+    form = HeadForm(norms[0], norms[1], 1e-6, has_adjacent_pairs, 0.2)
+    doubled = [None if norm is None else norm.double() for norm in norms]
+    rows, rope, exact_cache = projected(), rope_table(), cache_of(torch.float64)
+    query, key, value = (x.double() for x in rows)
+    exact = ORACLE.attend(
+        query,
+        key,
+        value,
+        HeadForm(doubled[0], doubled[1], 1e-6, has_adjacent_pairs, 0.2),
+        in_float64(rope),
+        exact_cache,
+        SEGMENTS,
+    )
+    caches = {ops: cache_of() for ops in BUILDS}
+    found = agree(lambda ops: ops.attend(*rows, form, rope, caches[ops], SEGMENTS))
+    assert (found - exact).abs().max() < 1e-5
+    for cache in caches.values():
+        assert torch.equal(cache.keys, caches[OPS].keys)
+        assert (cache.keys - exact_cache.keys).abs().max() < 1e-5
+        assert torch.equal(cache.values.double(), exact_cache.values)
+    query, key, value = (x[20:21] for x in rows)
+    assert torch.equal(OPS.attend(query, key, value, form, rope, cache_of(), [Segment(0, 0, 1, 39)]), found[20:21])
+
+
+def test_projected_rows_that_do_not_fit_the_cache_are_refused() -> None:
+    query, key, value = projected()
+    form, rope = HeadForm(None, None, 1e-6, False, 0.2), rope_table()
+    odd_norm = HeadForm(normal(7), None, 1e-6, False, 0.2)
+    apart = KVLayer(normal(3, 2, N_CTX, D_HEAD).transpose(1, 2), cache_of().values)
+    short = RopeTable(RopeConfig(n_dims=16, base=1e4, has_adjacent_pairs=False), N_CTX - 1, torch.float32)
+    refused: list[tuple[str, Callable[[], Tensor]]] = [
+        ("keys", lambda: OPS.attend(query, key[:, 1:], value, form, rope, cache_of(), SEGMENTS)),
+        ("values", lambda: OPS.attend(query, key, value[1:], form, rope, cache_of(), SEGMENTS)),
+        ("queries of 191", lambda: OPS.attend(query[:, 1:], key, value, form, rope, cache_of(), SEGMENTS)),
+        ("rotated pairs", lambda: OPS.attend(query, key, value, form, rope_table(66), cache_of(), SEGMENTS)),
+        ("cosines", lambda: OPS.attend(query, key, value, form, short, cache_of(), SEGMENTS)),
+        ("norms", lambda: OPS.attend(query, key, value, odd_norm, rope, cache_of(), SEGMENTS)),
+        ("not contiguous", lambda: OPS.attend(query, key, value, form, rope, apart, SEGMENTS)),
+        ("cover 24 rows", lambda: OPS.attend(query, key, value, form, rope, cache_of(), [Segment(0, 0, 24, 0)])),
+        ("the cache holds 40", lambda: OPS.attend(query, key, value, form, rope, cache_of(), [Segment(0, 0, 25, 16)])),
+        ("float64", lambda: OPS.attend(query.double(), key, value, form, rope, cache_of(), SEGMENTS)),
+    ]
+    for said, call in refused:
+        with pytest.raises(KernelError, match=said):
+            call()
+
+
+def router(score_function: ScoreFunction, **changes: Any) -> RouterConfig:
+    plain = RouterConfig(16, 4, score_function, is_normalised=True, weights_scale=1.5, has_selection_bias=False)
+    return replace(plain, **changes)
+
+
+ROUTERS = [
+    router(ScoreFunction.SOFTMAX),
+    router(ScoreFunction.SOFTMAX, is_normalised=False, weights_scale=1.0, n_used=16),
+    router(ScoreFunction.SIGMOID, has_selection_bias=True),
+    router(ScoreFunction.SIGMOID, has_selection_bias=True, n_group=4, n_group_used=2),
+    router(ScoreFunction.SIGMOID, n_group=4, n_group_used=1, n_used=7),  # more experts than the group has
+]
+
+
+@pytest.mark.parametrize("config", ROUTERS)
+def test_experts_are_chosen_as_in_torch(config: RouterConfig) -> None:
+    """Many logits are equal: ties go to the lower expert. Weights are the same bits alone and in a batch."""
+    logits = torch.from_numpy(np.random.default_rng(3).integers(-6, 7, (37, 16)).astype(np.float32)) / 4
+    bias = torch.arange(16).remainder(3) / 2 if config.has_selection_bias else None
+    wanted = TorchOps().route(logits, config, bias)
+    ids = [ops.route(logits, config, bias).expert_ids for ops in BUILDS]
+    assert all(torch.equal(found, wanted.expert_ids) for found in ids)
+    weights = agree(lambda ops: ops.route(logits, config, bias).weights)
+    assert (weights - wanted.weights).abs().max() < 1e-6
+    for row in range(37):
+        assert torch.equal(OPS.route(logits[row : row + 1], config, bias).weights, weights[row : row + 1])
+
+
+def test_logits_that_are_not_numbers_still_choose_experts_that_exist() -> None:
+    logits = torch.full((3, 16), float("nan"))
+    logits[1, 3:] = float("inf")
+    for config in ROUTERS:
+        ids = OPS.route(logits, config, torch.zeros(16)).expert_ids
+        assert all(sorted(set(row)) == sorted(row) and 0 <= min(row) <= max(row) < 16 for row in ids.tolist())
+    with pytest.raises(KernelError, match="8 experts of 16"):
+        OPS.route(logits[:, :8], ROUTERS[0], None)
+    with pytest.raises(KernelError, match="cannot be chosen"):
+        OPS.route(logits, router(ScoreFunction.SOFTMAX, n_used=17), None)
 
 
 def test_recurrent_operations_update_their_state_in_place() -> None:

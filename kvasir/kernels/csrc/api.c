@@ -23,8 +23,8 @@ int kv_kx1_experts(const kx1_isa *isa, const kx1_layer *layer, const uint8_t *ro
 }
 
 int kv_kx1_linears(const kx1_isa *isa, const float *rows, int64_t n_rows, int64_t cols, const kx1_linear *matrices,
-                   int n_matrices, int n_threads) {
-    return kx1_linears(isa, rows, n_rows, cols, matrices, n_matrices, n_threads);
+                   int n_matrices, float *const *outputs, int n_threads) {
+    return kx1_linears(isa, rows, n_rows, cols, matrices, n_matrices, outputs, n_threads);
 }
 
 int kv_kx1_check_packed(const uint8_t *rows, int64_t n_rows, int64_t cols, int64_t *bad_row) {
@@ -73,6 +73,16 @@ int kv_attention(const kx1_isa *isa, const attention_shape *shape, const float *
                  const float *values, const segment *segments, int64_t n_segments, float scale, float *out,
                  int n_threads) {
     return rowops_attention(rowops_of(isa), shape, q, keys, values, segments, n_segments, scale, out, n_threads);
+}
+
+int kv_attend(const kx1_isa *isa, const heads_shape *shape, const heads_input *input, float *keys, float *values,
+              const segment *segments, int64_t n_segments, float *out, int n_threads) {
+    return rowops_attend(rowops_of(isa), shape, input, keys, values, segments, n_segments, out, n_threads);
+}
+
+int kv_route(const kx1_isa *isa, const router_form *form, const float *logits, int64_t n, int64_t *expert_ids,
+             float *weights, int n_threads) {
+    return rowops_route(rowops_of(isa), form, logits, n, expert_ids, weights, n_threads);
 }
 
 void kv_conv(const float *x, int64_t channels, const float *weight, int64_t width, float *state,

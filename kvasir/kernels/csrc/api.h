@@ -12,7 +12,7 @@
 #define KV_API __attribute__((visibility("default")))
 #endif
 
-#define KV_API_VERSION 3 /* raise it with every change of a signature or a struct */
+#define KV_API_VERSION 4 /* raise it with every change of a signature or a struct */
 
 KV_API int kv_api_version(void);
 
@@ -28,7 +28,7 @@ KV_API int kv_kx1_experts(const kx1_isa *isa, const kx1_layer *layer, const uint
                           const int32_t *pair_rows, const int32_t *pair_ids, int64_t n_pairs, float *out,
                           int n_threads);
 KV_API int kv_kx1_linears(const kx1_isa *isa, const float *rows, int64_t n_rows, int64_t cols,
-                          const kx1_linear *matrices, int n_matrices, int n_threads);
+                          const kx1_linear *matrices, int n_matrices, float *const *outputs, int n_threads);
 KV_API int kv_kx1_check_packed(const uint8_t *rows, int64_t n_rows, int64_t cols, int64_t *bad_row);
 KV_API int kv_kx1_pack_rows(const float *rows, int64_t n_rows, int64_t cols, uint8_t *packed, int64_t *bad_row,
                             int n_threads);
@@ -49,6 +49,10 @@ KV_API void kv_combine(const float *partials, const float *weights, int64_t n, i
 KV_API int kv_attention(const kx1_isa *isa, const attention_shape *shape, const float *q, const float *keys,
                         const float *values, const segment *segments, int64_t n_segments, float scale, float *out,
                         int n_threads);
+KV_API int kv_attend(const kx1_isa *isa, const heads_shape *shape, const heads_input *input, float *keys, float *values,
+                     const segment *segments, int64_t n_segments, float *out, int n_threads);
+KV_API int kv_route(const kx1_isa *isa, const router_form *form, const float *logits, int64_t n, int64_t *expert_ids,
+                    float *weights, int n_threads);
 KV_API void kv_conv(const float *x, int64_t channels, const float *weight, int64_t width, float *state,
                     const segment *segments, int64_t n_segments, float *out, int n_threads);
 KV_API void kv_delta_rule(const kx1_isa *isa, const delta_shape *shape, const float *q, const float *k, const float *v,

@@ -48,13 +48,12 @@ typedef struct {
     int32_t n_terms; /* 1: KX1 of the row. 2: and of what its quantisation leaves, the two outputs added in f32 */
     const uint8_t *weights;
     int64_t n_out;
-    float *out; /* [n_rows, n_out] */
 } kx1_linear;
 
-/* matrix.out = rows times matrix, for each of several matrices of `cols` columns; rows f32 [n_rows, cols] are quantised
- * once for all matrices of one n_terms. Returns KV_OK or an error. */
+/* outputs[i] [n_rows, n_out] = rows times matrix i, for each of several matrices of `cols` columns; rows f32
+ * [n_rows, cols] are quantised once for all matrices of one n_terms. Returns KV_OK or an error. */
 int kx1_linears(const kx1_isa *isa, const float *rows, int64_t n_rows, int64_t cols, const kx1_linear *matrices,
-                int n_matrices, int n_threads);
+                int n_matrices, float *const *outputs, int n_threads);
 
 /* KV_OK, or what is wrong with the first bad row; its number is then in *bad_row. */
 int kx1_check_packed(const uint8_t *rows, int64_t n_rows, int64_t cols, int64_t *bad_row);

@@ -16,6 +16,7 @@ typedef struct {
     const float *rows; /* of this part */
     int64_t n_rows, cols, n_blocks;
     const kx1_linear *matrices; /* those of another n_terms are passed over */
+    float *const *outputs;
     int n_matrices, n_terms;
     int64_t first_row; /* of this part in the call */
     char *prepared;    /* block-major within each row tile: its rows, then the residuals of its rows */
@@ -90,25 +91,26 @@ static int64_t out_tiles(const linear_job *j, const kx1_linear *m) {
 static void multiply_tile(void *context, int64_t task) {
     const linear_job *j = context;
     int64_t out_tile = task % j->n_out_tiles;
-    const kx1_linear *m = j->matrices;
-    for (int64_t n; out_tile >= (n = out_tiles(j, m)); m++) out_tile -= n;
+    int i = 0;
+    for (int64_t n; out_tile >= (n = out_tiles(j, j->matrices + i)); i++) out_tile -= n;
+    const kx1_linear *m = j->matrices + i;
     row_tile tile = tile_at(j, task / j->n_out_tiles);
     int64_t start = out_tile * j->tile, stop = at_most(start + j->tile, m->n_out);
-    float *out = m->out + (j->first_row + tile.first_row) * m->n_out;
+    float *out = j->outputs[i] + (j->first_row + tile.first_row) * m->n_out;
     if (j->n_terms == 1)
         j->isa->matmul(m->type, m->weights, start, stop, j->cols, m->exponent, tile.blocks, tile.scale, tile.n_rows,
                        out, m->n_out);
     else multiply_two_terms(j, &tile, m, start, stop, out);
 }
 
-static int64_t outputs(const linear_job *j) {
+static int64_t all_outputs(const linear_job *j) {
     int64_t n_out = 0;
     for (int i = 0; i < j->n_matrices; i++) n_out += j->matrices[i].n_terms == j->n_terms ? j->matrices[i].n_out : 0;
     return n_out;
 }
 
 static void compute_rows(linear_job *j, int n_threads) {
-    int64_t n_out = outputs(j), n_row_tiles = n_tiles(j->n_rows, tile_rows(j));
+    int64_t n_out = all_outputs(j), n_row_tiles = n_tiles(j->n_rows, tile_rows(j));
     n_threads = pool_threads(j->n_rows * j->cols * n_out * j->n_terms, n_threads);
     pool_run(n_threads, n_tiles(j->n_rows, ROWS_PER_TASK), prepare_rows, j);
     j->tile = pool_tile(n_out, n_row_tiles, n_threads);
@@ -156,15 +158,15 @@ static int is_finite_row(const float *row, int64_t cols) {
 }
 
 int kx1_linears(const kx1_isa *isa, const float *rows, int64_t n_rows, int64_t cols, const kx1_linear *matrices,
-                int n_matrices, int n_threads) {
+                int n_matrices, float *const *outputs, int n_threads) {
     int error = check_linears(n_rows, cols, matrices, n_matrices);
     if (error || !n_rows || !n_matrices) return error;
     for (int64_t t = 0; t < n_rows; t++)
         if (!is_finite_row(rows + t * cols, cols)) return KV_NOT_FINITE;
     for (int n_terms = 1; n_terms <= 2 && !error; n_terms++) {
         linear_job j = {.isa = isa, .cols = cols, .n_blocks = cols / KX1_BLOCK, .matrices = matrices,
-                        .n_matrices = n_matrices, .n_terms = n_terms};
-        if (outputs(&j)) error = compute_parts(&j, rows, n_rows, n_threads);
+                        .outputs = outputs, .n_matrices = n_matrices, .n_terms = n_terms};
+        if (all_outputs(&j)) error = compute_parts(&j, rows, n_rows, n_threads);
     }
     return error;
 }

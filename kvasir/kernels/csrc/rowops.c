@@ -46,6 +46,11 @@ void rowops_matmul(const rowops_isa *isa, const float *x, int64_t n, int64_t col
 /* Rows of d values that one task takes */
 static int64_t rows_per_task(int64_t d) { return d > VALUES_PER_TASK ? 1 : VALUES_PER_TASK / d; }
 
+void rowops_norm_row(const rowops_isa *isa, const float *x, int64_t d, float factor, float eps, const float *weight,
+                     float *out) {
+    isa->scale(x, 1.0f / sqrtf(isa->sum_of_squares(x, d) * factor + eps), weight, out, d);
+}
+
 typedef struct {
     const rowops_isa *isa;
     const float *x, *weight;
@@ -56,11 +61,8 @@ typedef struct {
 static void norm_rows(void *context, int64_t task) {
     const norm_job *j = context;
     int64_t stop = at_most((task + 1) * j->rows, j->n);
-    for (int64_t t = task * j->rows; t < stop; t++) {
-        const float *x = j->x + t * j->d;
-        float scale = 1.0f / sqrtf(j->isa->sum_of_squares(x, j->d) * j->factor + j->eps);
-        j->isa->scale(x, scale, j->weight, j->out + t * j->d, j->d);
-    }
+    for (int64_t t = task * j->rows; t < stop; t++)
+        rowops_norm_row(j->isa, j->x + t * j->d, j->d, j->factor, j->eps, j->weight, j->out + t * j->d);
 }
 
 void rowops_norm(const rowops_isa *isa, const float *x, int64_t n, int64_t d, float factor, float eps,
@@ -127,7 +129,7 @@ typedef struct {
     float *out;
 } rope_job;
 
-static void rotate_head(const float *x, const float *cos, const float *sin, int64_t d_rot, int64_t d, int adjacent,
+void rowops_rotate_head(const float *x, const float *cos, const float *sin, int64_t d_rot, int64_t d, int adjacent,
                         float *out) {
     if (adjacent)
         for (int64_t i = 0; i < d_rot; i++) {
@@ -141,7 +143,7 @@ static void rotate_head(const float *x, const float *cos, const float *sin, int6
             out[i] = a * cos[i] - b * sin[i];
             out[i + d_rot] = b * cos[i] + a * sin[i];
         }
-    memcpy(out + 2 * d_rot, x + 2 * d_rot, (size_t)(d - 2 * d_rot) * sizeof(float));
+    if (out != x) memcpy(out + 2 * d_rot, x + 2 * d_rot, (size_t)(d - 2 * d_rot) * sizeof(float));
 }
 
 static void rotate_rows(void *context, int64_t task) {
@@ -150,8 +152,8 @@ static void rotate_rows(void *context, int64_t task) {
     for (int64_t t = task * j->rows; t < stop; t++)
         for (int64_t h = 0; h < j->n_head; h++) {
             int64_t at = (t * j->n_head + h) * j->d;
-            rotate_head(j->x + at, j->cos + t * j->d_rot, j->sin + t * j->d_rot, j->d_rot, j->d, j->adjacent_pairs,
-                        j->out + at);
+            rowops_rotate_head(j->x + at, j->cos + t * j->d_rot, j->sin + t * j->d_rot, j->d_rot, j->d,
+                               j->adjacent_pairs, j->out + at);
         }
 }
 

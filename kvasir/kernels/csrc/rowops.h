@@ -19,6 +19,10 @@ void rowops_matmul(const rowops_isa *isa, const float *x, int64_t n, int64_t col
 void rowops_norm(const rowops_isa *isa, const float *x, int64_t n, int64_t d, float factor, float eps,
                  const float *weight, float *out, int n_threads);
 
+/* The same for one row, on the calling thread */
+void rowops_norm_row(const rowops_isa *isa, const float *x, int64_t d, float factor, float eps, const float *weight,
+                     float *out);
+
 enum { ROWOPS_EXP, ROWOPS_SIGMOID, ROWOPS_SILU, ROWOPS_SOFTPLUS, ROWOPS_SILU_MUL };
 /* out[i] = operation(x[i]), or silu(x[i]) * y[i] */
 int rowops_elementwise(const rowops_isa *isa, int operation, const float *x, const float *y, int64_t n, float *out,
@@ -29,6 +33,23 @@ void rowops_softmax(const rowops_isa *isa, const float *x, int64_t n, int64_t d,
 /* x [n, n_head, d], cos and sin [n, d_rot]; pairs are (i, i + d_rot), or (2i, 2i + 1) if adjacent_pairs */
 void rowops_rope(const float *x, int64_t n, int64_t n_head, int64_t d, const float *cos, const float *sin,
                  int64_t d_rot, int adjacent_pairs, float *out, int n_threads);
+
+/* The same for one head, on the calling thread; out may be x. */
+void rowops_rotate_head(const float *x, const float *cos, const float *sin, int64_t d_rot, int64_t d, int adjacent,
+                        float *out);
+
+/* How the experts of a row are chosen: see route in backbone/engine/router.py. */
+typedef struct {
+    int64_t n_expert, n_used, n_group, n_group_used;
+    int64_t is_sigmoid, is_normalised; /* scores are sigmoids, else a softmax; weights are divided by their sum */
+    const float *selection_bias;       /* [n_expert] or NULL */
+    float weights_scale;
+} router_form;
+
+/* logits [n, n_expert] -> expert_ids and weights [n, n_used], best first, the lower id among equals. KV_OK,
+ * KV_NO_MEMORY, or KV_BAD_SHAPE for a form that does not fit together. Ids are valid whatever the logits are. */
+int rowops_route(const rowops_isa *isa, const router_form *form, const float *logits, int64_t n, int64_t *expert_ids,
+                 float *weights, int n_threads);
 
 /* out[t] = sum over j of weights[t, j] * partials[t, j], j ascending: partials [n, n_used, d] */
 void rowops_combine(const float *partials, const float *weights, int64_t n, int64_t n_used, int64_t d, float *out,
@@ -49,6 +70,24 @@ typedef struct {
 int rowops_attention(const rowops_isa *isa, const attention_shape *shape, const float *q, const float *keys,
                      const float *values, const segment *segments, int64_t n_segments, float scale, float *out,
                      int n_threads);
+
+typedef struct {
+    int64_t n_ctx, n_head, n_kv_head, d_head, d_value;
+    int64_t n_query_norm, n_key_norm; /* values under one norm: d_head, or all heads of a row; 0: no norm */
+    int64_t d_rot, adjacent_pairs;    /* as in rowops_rope */
+} heads_shape;
+
+typedef struct {
+    const float *query, *key, *value;   /* [rows, n_head * d_head], [rows, n_kv_head * d_head or d_value] */
+    const float *query_norm, *key_norm; /* weights, [n_query_norm] and [n_key_norm] */
+    const float *cos, *sin;             /* [n_ctx, d_rot] by position */
+    float eps, scale;
+} heads_input;
+
+/* Normalise and rotate queries and keys, put keys and values into the cache at their rows' positions, attend as
+ * rowops_attention does. */
+int rowops_attend(const rowops_isa *isa, const heads_shape *shape, const heads_input *input, float *keys, float *values,
+                  const segment *segments, int64_t n_segments, float *out, int n_threads);
 
 /* x [rows, channels], weight [channels, width], state [n_slot, width - 1, channels]: the width - 1 rows before. */
 void rowops_conv(const float *x, int64_t channels, const float *weight, int64_t width, float *state,
