@@ -100,9 +100,10 @@ class WorkGuard:
         self._desk = EntryDesk(store, transport, self.book, self._draws, reply_format, self._judge_entry, node_of)
 
     def close(self) -> None:
-        """Finish what waits and save what is known."""
+        """Finish what waits, settle all receipts and save what is known. The receipts can still be drained after."""
         self._desk.close()
         self._audits.close()
+        self.receipts.give_up(self._now())
         self.book.save()
 
     def settle(self) -> None:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from kvasir.experts import ExpertRange
 
 DAY_S = 86_400
+UNCHECKED = "the backbone stopped before its next check"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class ReceiptBook:
     """Row-experts by node, range, day and outcome. Safe to use from several threads.
 
     Work is verified when it was confirmed itself, or when a later check of the same node came out right. What is
-    pending when the process dies is lost to its workers: at most what they did since their last good check.
+    pending when the process is killed is lost to its workers: at most what they did since their last good check.
     """
 
     def __init__(self, fingerprint: str) -> None:
@@ -87,6 +88,11 @@ class ReceiptBook:
             work = sum((piece for _, piece in pending.pieces), pending.open)
             self._settle(node_id, work, at, reason)
             return work.total()
+
+    def give_up(self, at: float) -> None:
+        """The process stops: what still waits for a check stays unpaid, and is said to be."""
+        for node_id in list(self._pending):
+            self.withhold(node_id, at, UNCHECKED)
 
     def n_pending(self, node_id: str) -> int:
         """Row-experts that wait for a check."""

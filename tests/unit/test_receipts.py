@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backbone.engine.exposure import ExposureBook
-from backbone.engine.receipts import DAY_S, Receipt, ReceiptBook, TrafficCounter, work_by_range
+from backbone.engine.receipts import DAY_S, UNCHECKED, Receipt, ReceiptBook, TrafficCounter, work_by_range
 from kvasir.experts import ExpertRange
 
 LOW, HIGH = ExpertRange(3, 0, 8), ExpertRange(3, 8, 16)
@@ -47,6 +47,18 @@ def test_a_check_vouches_for_what_came_before_its_sample_and_no_more() -> None:
     assert (receipt.verified, receipt.row_experts, receipt.reason) == (False, 4, "lied")
     book.vouch("n", 2, at=7.0)  # too late: nothing is pending any more
     assert book.drain() == ()
+
+
+def test_what_waits_when_the_process_stops_is_listed_as_unpaid() -> None:
+    book = ReceiptBook("model")
+    book.add_pending("n", Counter({LOW: 3}))
+    book.add_pending("m", Counter({HIGH: 2}))
+    book.give_up(at=9.0)
+    assert {(r.node_id, r.row_experts, r.verified, r.reason) for r in book.drain()} == {
+        ("n", 3, False, UNCHECKED),
+        ("m", 2, False, UNCHECKED),
+    }
+    assert book.n_pending("n") == 0
 
 
 @settings(max_examples=60, deadline=None)
