@@ -100,11 +100,14 @@ class WorkGuard:
         self._desk = EntryDesk(store, transport, self.book, self._draws, reply_format, self._judge_entry, node_of)
 
     def close(self) -> None:
-        """Finish what waits, settle all receipts and save what is known. The receipts can still be drained after."""
-        self._desk.close()
+        """Finish what waits, settle all receipts and save what is known; the receipts can still be drained after.
+
+        A keeper that fails is logged, no more: `book.save` before this tells who wants to know.
+        """
         self._audits.close()
         self.receipts.give_up(self._now())
-        self.book.save()
+        self._desk.save_soon()
+        self._desk.close()
 
     def settle(self) -> None:
         """Wait until all samples taken so far are checked and all entry tests under way are over."""

@@ -364,6 +364,18 @@ def test_evidence_waits_for_a_keeper_that_was_away(store: ExpertStore) -> None:
     assert book.state("w").quarantined
 
 
+def test_closing_saves_and_outlives_a_keeper_that_is_away(store: ExpertStore, transport: OneWorker) -> None:
+    for is_broken in (False, True):
+        keeper = Keeper()
+        keeper.is_broken = is_broken
+        guard = WorkGuard(store, transport, key=b"k" * 32, policy=ALWAYS, keeper=keeper)
+        guard.usable(frozenset({"w"}))
+        guard.settle()
+        guard.receive(spoilt(reply_of(store)), ["r"], None)
+        guard.close()
+        assert [state.quarantined for _, state, _ in keeper.saved] == ([] if is_broken else [True])
+
+
 def test_an_answer_of_the_wrong_shape_puts_its_worker_in_doubt(
     store: ExpertStore, transport: OneWorker, make_guard: MakeGuard
 ) -> None:
