@@ -20,7 +20,9 @@ from numpy.typing import NDArray
 from backbone.engine.sampling_params import SamplingParams
 from kvasir.errors import RequestError
 
-_LOOKS = (1 << 10, 1 << 14)  # how many candidates top-p sorts before it sorts the whole vocabulary
+_DEPTHS = (12.0, 24.0, 48.0)  # how far below the best logit top-p looks before it looks at the whole vocabulary
+_SUM_SLACK = 1e-12  # more than a sum of any vocabulary's weights may be off by its rounding
+_BLOCK = 64  # neighbours of which top-k first compares only the best
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +108,12 @@ def candidates(logits: NDArray[np.float64], params: SamplingParams) -> tuple[NDA
     """
     with np.errstate(over="ignore"):  # a tiny temperature makes -inf of all but the likeliest, which is what it means
         scaled = (logits - logits.max()) / params.temperature
-    ids = _best(logits, params.top_k) if params.top_k else np.arange(scaled.size)
-    if params.top_p < 1:
-        ids = ids[_nucleus(logits[ids], scaled[ids], params.top_p)]
+    if params.top_k:
+        ids = _best(logits, params.top_k)
+        if params.top_p < 1:
+            ids = ids[_nucleus(logits[ids], scaled[ids], params.top_p)]
+    else:
+        ids = _nucleus(logits, scaled, params.top_p) if params.top_p < 1 else np.arange(scaled.size)
     if params.min_p > 0:
         ids = ids[scaled[ids] >= np.log(params.min_p)]
     return ids, np.exp(scaled[ids])
@@ -145,25 +150,41 @@ def _best(values: NDArray[np.float64], n_best: int) -> NDArray[np.int64]:
         return np.argsort(-values, kind="stable")
     if n_best == 0:
         return np.empty(0, np.int64)
-    threshold = np.partition(values, values.size - n_best)[values.size - n_best]
-    above = np.flatnonzero(values > threshold)
-    equal = np.flatnonzero(values == threshold)[: n_best - above.size]
-    found = np.sort(np.concatenate((above, equal)))
-    return found[np.argsort(-values[found], kind="stable")]
+    found = _contenders(values, n_best)
+    return found[np.argsort(-values[found], kind="stable")][:n_best]
+
+
+def _contenders(values: NDArray[np.float64], n_best: int) -> NDArray[np.int64]:
+    """Ascending positions of the n largest values and of few others: of all that are no less than some n of them."""
+    some, n_block = values, values.size // _BLOCK
+    if n_block >= 2 * n_best:
+        some = values[: n_block * _BLOCK].reshape(n_block, _BLOCK).max(axis=1)
+    return np.flatnonzero(values >= np.partition(some, some.size - n_best)[some.size - n_best])
 
 
 def _nucleus(logits: NDArray[np.float64], scaled: NDArray[np.float64], top_p: float) -> NDArray[np.int64]:
     """Positions of the fewest largest logits whose weights make up the share `top_p` of all.
 
-    Scaling rounds close values together, so the order is the logits' own.
+    Scaling rounds close values together, so the order is the logits' own. The largest logits decide alone where the
+    others together, at most, would not change the number.
     """
+    for depth in _DEPTHS:
+        near = np.flatnonzero(scaled >= -depth)
+        order = near[np.argsort(-logits[near], kind="stable")]
+        sums = np.cumsum(np.exp(scaled[order]))
+        rest = (scaled.size - near.size) * np.exp(-depth)  # at most
+        least, most = top_p * sums[-1] * (1 - _SUM_SLACK), top_p * (sums[-1] + rest) * (1 + _SUM_SLACK)
+        n_below = np.searchsorted(sums, (least, most))
+        if n_below[0] == n_below[1] < order.size:
+            return order[: n_below[0] + 1]
+    return _plain_nucleus(logits, scaled, top_p)
+
+
+def _plain_nucleus(logits: NDArray[np.float64], scaled: NDArray[np.float64], top_p: float) -> NDArray[np.int64]:
+    """What `_nucleus` finds, from all weights."""
+    order = np.argsort(-logits, kind="stable")
     wanted = top_p * np.exp(scaled).sum()
-    for n_look in (*_LOOKS, scaled.size):
-        order = _best(logits, n_look)
-        n_kept = int(np.searchsorted(np.cumsum(np.exp(scaled[order])), wanted)) + 1
-        if n_kept <= order.size:
-            break
-    return order[:n_kept]
+    return order[: int(np.searchsorted(np.cumsum(np.exp(scaled[order])), wanted)) + 1]
 
 
 def _choose(ids: NDArray[np.int64], weights: NDArray[np.float64], uniform: float) -> int:

@@ -125,6 +125,48 @@ def test_top_p_is_the_same_however_far_it_has_to_look() -> None:
         assert kept(logits, top_p=top_p) == sorted(order[: np.searchsorted(share, top_p) + 1].tolist())
 
 
+def plain_top_p(logits: NDArray[np.float64], temperature: float, top_p: float) -> NDArray[np.int64]:
+    """From all weights, sorted."""
+    scaled = (logits - logits.max()) / temperature
+    order = np.argsort(-logits, kind="stable")
+    wanted = top_p * np.exp(scaled).sum()
+    return order[: int(np.searchsorted(np.cumsum(np.exp(scaled[order])), wanted)) + 1]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.integers(1, 3000),
+    st.sampled_from([0.0, 0.1, 1.0, 4.0, 30.0]),
+    st.sampled_from([0.1, 0.7, 1.0, 2.0]),
+    st.one_of(st.floats(0.001, 0.999), st.sampled_from([0.25, 0.5, 0.75, 1 - 1e-12])),
+    st.integers(0, 10**6),
+)
+def test_top_p_by_a_shortlist_is_top_p_of_all(
+    n: int, width: float, temperature: float, top_p: float, seed: int
+) -> None:
+    """Also where many logits are equal, shares are met exactly, or the tail counts."""
+    generator = np.random.default_rng(seed)
+    logits = generator.normal(0, width, n)
+    if seed % 2:
+        logits = logits.round()
+    if seed % 3 == 0:
+        logits[generator.integers(0, n)] += 20  # one that is sure, above a long tail
+    ids, weights = candidates(logits, SamplingParams(temperature=temperature, top_p=top_p))
+    wanted = plain_top_p(logits, temperature, top_p)
+    assert np.array_equal(ids, wanted)
+    assert np.array_equal(weights, np.exp((logits[wanted] - logits.max()) / temperature))
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(1, 3000), st.integers(1, 60), st.booleans(), st.integers(0, 10**6))
+def test_top_k_of_many_is_the_head_of_all_sorted(n: int, top_k: int, has_ties: bool, seed: int) -> None:
+    logits = np.random.default_rng(seed).normal(0, 3, n)
+    if has_ties:
+        logits = logits.round()
+    ids, _ = candidates(logits, SamplingParams(top_k=top_k))
+    assert np.array_equal(ids, np.argsort(-logits, kind="stable")[:top_k])
+
+
 def test_filters_apply_in_the_stated_order() -> None:
     """top-p sees the distribution that top-k left: of 0.4, 0.3, 0.3 two are 0.57 and 0.43, so 0.5 keeps one."""
     logits = np.log(logits_of(0.4, 0.3, 0.3))
