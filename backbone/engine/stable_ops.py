@@ -133,8 +133,8 @@ class StableOps:
     ) -> Tensor:
         """Norms, rotation, the cache and attention of projected rows, in one call."""
         query, key, value = _float_rows(query), _float_rows(key), _float_rows(value)
-        n_rows, shape = len(query), _heads_shape(query, key, value, form, rope, cache)
-        numbers = checked_segments(segments, n_rows, len(cache.keys), shape[0])
+        n_rows, shape = query.shape[0], _heads_shape(query, key, value, form, rope, cache)
+        numbers = checked_segments(segments, n_rows, cache.keys.shape[0], shape[0])
         out = torch.empty((n_rows, shape[1], shape[4]))
         heads = native.HeadsInput(
             query.data_ptr(),
@@ -164,7 +164,7 @@ class StableOps:
 
     def route(self, logits: Tensor, config: RouterConfig, selection_bias: Tensor | None) -> Routing:
         """The same choice as `router.route` of the same scores."""
-        logits, n_rows = _float_rows(logits), len(logits)
+        logits, n_rows = _float_rows(logits), logits.shape[0]
         if logits.shape[1] != config.n_expert:
             raise KernelError(f"there are logits for {logits.shape[1]} experts of {config.n_expert}")
         form = native.RouterForm(
@@ -253,11 +253,11 @@ def _heads_shape(
 ) -> tuple[int, ...]:
     """heads_shape of csrc/rowops.h. Raises KernelError for parts that do not fit together."""
     n_slot, n_ctx, n_kv_head, d_head = cache.keys.shape
-    d_value, d_query = cache.values.shape[3], query.shape[1]
+    d_value, (n_rows, d_query) = cache.values.shape[3], query.shape
     norms = [0 if norm is None else norm.numel() for norm in (form.query_norm, form.key_norm)]
     wanted = (
-        ("keys", key.shape, (len(query), n_kv_head * d_head)),
-        ("values", value.shape, (len(query), n_kv_head * d_value)),
+        ("keys", key.shape, (n_rows, n_kv_head * d_head)),
+        ("values", value.shape, (n_rows, n_kv_head * d_value)),
         ("cached values", cache.values.shape, (n_slot, n_ctx, n_kv_head, d_value)),
         ("cosines", rope.cos.shape, (n_ctx, rope.cos.shape[1])),
     )
