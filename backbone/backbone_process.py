@@ -32,6 +32,7 @@ from backbone.event_mapping import EventMapper, refusal
 from backbone.event_writer import EventWriter, OpenStream
 from backbone.events import Failed
 from backbone.heartbeat import Heartbeat
+from backbone.market_link import MarketLink
 from backbone.payloads import GenerationRequest
 from backbone.request_claim import Claim, claim, refuse_redelivery
 from backbone.request_intake import RequestIntake
@@ -81,6 +82,7 @@ class BackboneProcess:
         )
         self._mapper = EventMapper(self.id, entry.name, entry.fingerprint, self._loaded.tokenizer)
         self._writer = EventWriter(self._redis, self._lose_store)
+        self._market = MarketLink(settings, self.id, self._loaded, self._transport, self._redis, settings.receipts_dir)
         self._service = self._make_service(self._loaded, self._transport)
         self._heartbeat = Heartbeat(
             self._redis, self.id, entry, stats=self._stats, is_healthy=self._is_healthy, on_sick=on_sick
@@ -92,6 +94,7 @@ class BackboneProcess:
 
     def start(self) -> None:
         """Begin to step and to give signs of life."""
+        self._market.start()
         self._writer.start()
         self._service.start()
         self._heartbeat.start()
@@ -109,6 +112,7 @@ class BackboneProcess:
         self._writer.stop(5.0)
         self._listener.stop()
         self._heartbeat.stop()
+        self._market.stop()
         self._stack.close()
 
     def generate(self, text: str) -> None:
@@ -182,6 +186,8 @@ class BackboneProcess:
                 deadline_s=settings.worker_deadline_s,
                 reply_format=ReplyFormat(settings.reply),
                 on_served=on_served,
+                guard=self._market.guard,
+                traffic=self._market.traffic,
             )
 
         limits = ServiceLimits(settings.n_groups, settings.step_rows, settings.max_waiting)

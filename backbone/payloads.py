@@ -38,7 +38,7 @@ class GenerationRequest:
     """One request as the API has checked it. Exactly one of `prompt` and `messages` is given, as `kind` says.
 
     `sampling` has the names of `SamplingParams`; ranges are checked by the backbone. `created` is in Unix seconds,
-    `deadline_s` counts from the moment that a backbone takes the request. `strict` is reserved.
+    `deadline_s` counts from the moment that a backbone takes the request. `strict`: no unconfirmed work.
     """
 
     request_id: str  # 32 lower-case hex digits

@@ -40,7 +40,7 @@ class RequestIntake:
             raise ModelNotFound(f"model {request.model[:200]!r} is not served here; {self._model_name!r} is")
         deadline_s = min(request.deadline_s, self._max_deadline_s)
         params = sampling_params(request.sampling)
-        return JobSpec(request.request_id, self._prompt_ids(request), params, deadline_s, request.n)
+        return JobSpec(request.request_id, self._prompt_ids(request), params, deadline_s, request.n, request.strict)
 
     def _prompt_ids(self, request: GenerationRequest) -> tuple[int, ...]:
         if request.messages is not None:

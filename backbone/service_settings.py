@@ -37,6 +37,8 @@ class ServiceSettings:
     stall_s: float = 300.0  # a step that takes longer means that the engine hangs
     token: str = field(default="", repr=False)  # this node's, for relays
     token_file: Path | None = None  # or the file that holds it
+    strict: bool = False  # every worker's answer is confirmed before it is used
+    receipts_dir: Path = Path("run/receipts")  # where receipts wait for SQL
 
     @property
     def n_tasks(self) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 from backbone.service_settings import ServiceSettings
 from kvasir.byte_sizes import parse_size
 from kvasir.errors import ConfigError
-from kvasir_site.env import env_float, env_int, env_list
+from kvasir_site.env import env_bool, env_float, env_int, env_list
 
 _CHOICES = {
     "KVASIR_DENSE": ("kx1", "float"),
@@ -18,8 +18,13 @@ _CHOICES = {
 }
 
 
-def service_settings(demo_model: Path, environ: Mapping[str, str] = os.environ) -> ServiceSettings:
-    """Parse everything. Raises ConfigError. That the model exists is checked when a backbone opens it."""
+def service_settings(
+    demo_model: Path, environ: Mapping[str, str] = os.environ, run_dir: Path = Path("run")
+) -> ServiceSettings:
+    """Parse everything; `run_dir` is what runs leave behind.
+
+    Raises ConfigError. That the model exists is checked when a backbone opens it.
+    """
     model = Path(environ.get("KVASIR_MODEL") or demo_model)
     budget = environ.get("KVASIR_KV_BYTES")
     return ServiceSettings(
@@ -39,6 +44,8 @@ def service_settings(demo_model: Path, environ: Mapping[str, str] = os.environ) 
         relays=tuple(env_list("KVASIR_RELAYS", [], environ)),
         token=environ.get("KVASIR_TOKEN", ""),
         token_file=Path(environ["KVASIR_TOKEN_FILE"]) if environ.get("KVASIR_TOKEN_FILE") else None,
+        strict=env_bool("KVASIR_STRICT", False, environ),
+        receipts_dir=run_dir / "receipts",
         worker_deadline_s=env_float("KVASIR_WORKER_DEADLINE_S", 10.0, 0.01, 3600.0, environ),
         max_deadline_s=env_float("KVASIR_MAX_DEADLINE_S", 3600.0, 1.0, 86400.0, environ),
         stop_s=env_float("KVASIR_STOP_S", 20.0, 0.0, 3600.0, environ),

@@ -71,7 +71,7 @@ KVASIR_PROXY_HOPS = env_int("KVASIR_PROXY_HOPS", 0, 0, 8)
 KVASIR_METRICS_OPEN = env_bool("KVASIR_METRICS_OPEN", False)
 
 DEMO_MODEL = BASE_DIR / "models" / "kvasir-demo-moe.q4_k_m.gguf"
-KVASIR_SERVICE = service_settings(DEMO_MODEL)  # what a backbone process serves
+KVASIR_SERVICE = service_settings(DEMO_MODEL, run_dir=RUN_DIR)  # what a backbone process serves
 
 # Slices over HTTP (docs/slices.md): what one node and all together may download at once, what one may take a second
 # (0: no limit), and where else the model's file can be had in byte ranges.
