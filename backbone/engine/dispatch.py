@@ -22,20 +22,21 @@ from backbone.engine.expert_store import ExpertStore
 from backbone.engine.guard import WorkGuard
 from backbone.engine.hedging import LATE, Attempt, HedgeCounters, first_heard, listen
 from backbone.engine.measured import UNMEASURED, Measured
-from backbone.engine.placement import DispatchBatch, IntArray, place, place_again
+from backbone.engine.placement import CoverageSnapshot, DispatchBatch, IntArray, place, place_again
 from backbone.engine.receipts import TrafficCounter
 from backbone.engine.replica_choice import taking_part, with_probe
 from backbone.engine.reply_format import ReplyFormat, round_replies
 from backbone.engine.scheduler import Chunk
 from backbone.engine.step_rows import StepRows
 from backbone.engine.transport import Transport
-from kvasir.errors import EdgeError, EdgeTimeout
+from kvasir.errors import ConfigError, EdgeError, EdgeTimeout
 from kvasir.experts import FloatRows
 from kvasir.kernels.api import EncodedRows
 
 logger = logging.getLogger(__name__)
 
 WRONG = "the worker's answer was wrong"
+MOVED = "the worker's ranges changed while it was asked"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,8 +88,11 @@ class ExpertDispatcher:
         """`deadline_s` is the transport's to keep; `grace_s` later a request stops waiting for one that does not.
 
         Without a `guard` every worker is trusted. `deadlines` say when an answer is late, `deadline_s` being their
-        longest time; `traffic` counts how often experts are called.
+        longest time; `traffic` counts how often experts are called. Raises ConfigError for a guard that rounds replies
+        in another way: it would take every answer for a lie.
         """
+        if guard is not None and guard.reply_format is not reply_format:
+            raise ConfigError(f"the guard expects {guard.reply_format} replies, the dispatcher {reply_format}")
         self._store = store
         self._transport = transport
         self._deadline_s = deadline_s
@@ -121,17 +125,17 @@ class ExpertDispatcher:
         if self._traffic is not None:
             self._traffic.add(layer, job.expert_ids)
         self._n_calls += 1
-        live = taking_part(self._usable(), job.measured, self._n_calls)
+        live, coverage = taking_part(self._usable(), job.measured, self._n_calls), self._transport.coverage()
         measured = with_probe(live, job.measured, self._n_calls)
-        placement = place(layer, job.expert_ids, self._transport.coverage(), live, measured)
-        attempts = [self._ask(job, batch) for batch in placement.batches]
+        placement = place(layer, job.expert_ids, coverage, live, measured)
+        attempts = [self._ask(job, batch, coverage) for batch in placement.batches]
         return self._collect(job, attempts, placement.fallback_slots)
 
     def _usable(self) -> frozenset[str]:
         live = self._transport.live()
         return live if self._guard is None else self._guard.usable(live)
 
-    def _ask(self, job: _Layer, batch: DispatchBatch) -> Attempt:
+    def _ask(self, job: _Layer, batch: DispatchBatch, coverage: CoverageSnapshot) -> Attempt:
         """Send a batch to its worker, and say until when the answer is in time."""
         measured = job.measured.get(batch.worker_id, UNMEASURED)
         patience = patience_s(measured, len(batch.pair_slots), self._deadlines)
@@ -140,7 +144,7 @@ class ExpertDispatcher:
             patience += self._grace_s
             reason = f"no answer within {patience:g} s"
         due = asyncio.get_running_loop().time() + patience
-        return Attempt(batch, listen(self._send(job, batch)), due, reason)
+        return Attempt(batch, listen(self._send(job, batch)), due, coverage.held.get(batch.worker_id), reason)
 
     def _send(self, job: _Layer, batch: DispatchBatch) -> Future[FloatRows]:
         try:
@@ -201,13 +205,12 @@ class ExpertDispatcher:
 
     def _hedge(self, job: _Layer, late: Attempt) -> Attempt | None:
         """Ask another worker that holds the same experts, if there is one."""
-        batch = place_again(
-            late.batch, job.layer, job.expert_ids, self._transport.coverage(), self._usable(), job.measured
-        )
+        usable, coverage = self._usable(), self._transport.coverage()
+        batch = place_again(late.batch, job.layer, job.expert_ids, coverage, usable, job.measured)
         if batch is None:
             return None
         self.hedges.n_to_replica += 1
-        return self._ask(job, batch)
+        return self._ask(job, batch, coverage)
 
     def _usable_answer(self, attempt: Attempt) -> FloatRows | str:
         """What was answered, or why it cannot be used whatever it says."""
@@ -215,6 +218,8 @@ class ExpertDispatcher:
         if isinstance(answer, EdgeError):
             self.hedges.n_late += isinstance(answer, EdgeTimeout)
             return str(answer)
+        if self._transport.coverage().held.get(attempt.batch.worker_id) != attempt.held:
+            return MOVED  # its local ids may mean other experts now: that is nobody's lie
         wanted = (len(attempt.batch.pair_slots), self._store.card.d_model)
         if answer.shape != wanted:
             reason = f"the answer has shape {answer.shape}, {wanted} was asked for"

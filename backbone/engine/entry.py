@@ -109,10 +109,11 @@ class EntryDesk:
             self._testing.discard(worker_id)
 
     def _test(self, worker_id: str) -> None:
-        coverage = self._transport.coverage()
-        held = coverage.held.get(worker_id, ())
+        held: Held = ()
         try:
             self._book.load(self._node_of(worker_id))
+            coverage = self._transport.coverage()
+            held = coverage.held.get(worker_id, ())
             is_admitted = not self._is_out(worker_id) and self._passes(worker_id, coverage)
         except (EdgeError, KernelError) as error:
             logger.warning("the entry test of worker %s has no result: %s", worker_id, error)
@@ -130,4 +131,9 @@ class EntryDesk:
     def _passes(self, worker_id: str, coverage: CoverageSnapshot) -> bool:
         questions = make_questions(self._store, coverage, worker_id, self._draws.generator())
         replies = ask(questions, worker_id, self._transport, self._store, self._reply_format, TEST_DEADLINE_S)
-        return bool(questions) and all(self._judge(reply) for reply in replies)
+        for reply in replies:
+            if self._transport.coverage().held.get(worker_id) != coverage.held.get(worker_id):
+                raise EdgeError("its ranges changed meanwhile")  # its local ids may mean other experts now
+            if not self._judge(reply):
+                return False
+        return bool(questions)

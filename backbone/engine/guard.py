@@ -88,6 +88,7 @@ class WorkGuard:
         self.receipts = ReceiptBook(store.card.fingerprint)
         self.exposures = ExposureBook()
         self.counters = GuardCounters()
+        self.reply_format = reply_format
         self._transport = transport
         self._judge = Judge(store, reply_format)
         self._draws = SecretDraws(key)

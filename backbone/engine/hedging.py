@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from backbone.engine.placement import DispatchBatch
 from kvasir.errors import EdgeError
-from kvasir.experts import FloatRows
+from kvasir.experts import ExpertRange, FloatRows
 
 LATE = "no result within the worker's usual time"
 
@@ -33,11 +33,15 @@ class HedgeCounters:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Attempt:
-    """One worker that was asked, and when it is late: `due` is a reading of the loop's clock."""
+    """One worker that was asked, and when it is late: `due` is a reading of the loop's clock.
+
+    `held` are the ranges that its local ids were counted through.
+    """
 
     batch: DispatchBatch
     heard: asyncio.Future[Heard]
     due: float
+    held: tuple[ExpertRange, ...] | None = None
     late_reason: str = LATE
 
 

@@ -15,14 +15,17 @@ import pytest
 import torch
 
 from backbone.engine.audit import Evidence, Judge, Reply, close_rows
-from backbone.engine.dispatch import ExpertDispatcher
+from backbone.engine.dispatch import MOVED, ExpertDispatcher
 from backbone.engine.expert_store import ExpertStore
 from backbone.engine.guard import MAX_SAMPLE_PAIRS, MAX_SAMPLES_WAITING, Lie, WorkGuard
 from backbone.engine.measured import Measured
 from backbone.engine.placement import CoverageSnapshot
+from backbone.engine.reply_format import ReplyFormat
+from backbone.engine.tally import Tally
+from backbone.engine.transport import NoWorkers
 from backbone.engine.trust import TrustPolicy, TrustState, after_good_check, after_lie
 from backbone.engine.trust_book import TrustBook
-from kvasir.errors import EdgeTimeout
+from kvasir.errors import ConfigError, EdgeTimeout
 from kvasir.experts import ExpertRange, FloatRows
 from kvasir.gguf_index import GGUFIndex
 from kvasir.kernels.api import EncodedRows, Pairs, RowFormat
@@ -44,6 +47,7 @@ class OneWorker:
         self._coverage = CoverageSnapshot.build({"w": [ExpertRange(0, 0, 16)]})
         self.is_silent = is_silent
         self.n_too_few = 0  # outputs that are left out of an answer
+        self.moves_to: ExpertRange | None = None  # the slice that it has when the next question reaches it
         self.reports: list[str] = []
         self.asked: list[bytes] = []
 
@@ -71,6 +75,10 @@ class OneWorker:
         if self.is_silent:
             future.set_exception(EdgeTimeout("no result within 5 s"))
         else:
+            if self.moves_to is not None:
+                self.hold(self.moves_to)
+                self.moves_to = None
+            pair_ids = pair_ids + np.int32(self._coverage.held["w"][0].start)
             outputs = self._store.layer(layer).compute(rows, pair_rows, pair_ids)
             future.set_result(outputs[: len(outputs) - self.n_too_few])
         return future
@@ -390,3 +398,43 @@ def test_an_answer_of_the_wrong_shape_puts_its_worker_in_doubt(
     asyncio.run(call())
     assert guard.book.state("w").doubt == UNPROVEN.doubt_pairs
     assert guard.book.state("w").failures == 0
+
+
+def test_a_worker_whose_ranges_change_under_a_question_is_not_blamed(
+    store: ExpertStore, transport: OneWorker, make_guard: MakeGuard
+) -> None:
+    """It comes back with another slice: local ids that were counted before mean other experts now."""
+    guard = make_guard(UNPROVEN)
+    guard.usable(frozenset({"w"}))
+    guard.settle()
+    transport.moves_to = ExpertRange(0, 8, 16)
+
+    async def call() -> torch.Tensor:
+        tally = Tally()
+        dispatcher = ExpertDispatcher(store, transport, guard=guard, on_served=tally.add)
+        outputs = await dispatcher.submit(0, torch.ones(1, 256), torch.tensor([[1, 2]]))
+        assert tally.fallback_by_reason == {MOVED: 2}
+        return outputs
+
+    outputs = asyncio.run(call())
+    assert torch.equal(outputs, asyncio.run(alone(store)))
+    guard.settle()
+    assert guard.book.state("w").failures == 0
+    transport.moves_to = ExpertRange(0, 0, 8)  # and now within its entry test
+    fresh = make_guard(UNPROVEN)
+    fresh.usable(frozenset({"w"}))
+    fresh.settle()
+    assert fresh.book.state("w") == TrustState()
+    assert fresh.usable(frozenset({"w"})) == frozenset()
+
+
+async def alone(store: ExpertStore) -> torch.Tensor:
+    return await ExpertDispatcher(store, NoWorkers()).submit(0, torch.ones(1, 256), torch.tensor([[1, 2]]))
+
+
+def test_a_guard_that_rounds_in_another_way_is_refused(
+    store: ExpertStore, transport: OneWorker, make_guard: MakeGuard
+) -> None:
+    guard = make_guard(UNPROVEN, reply_format=ReplyFormat.F16)
+    with pytest.raises(ConfigError, match="f16 replies, the dispatcher f32"):
+        ExpertDispatcher(store, transport, guard=guard)
