@@ -17,7 +17,7 @@ import numpy.typing as npt
 from kvasir.errors import ConfigError, KernelError
 from kvasir.kernels.build import LIBRARY_NAME, NATIVE_DIR, NEXT_STEP
 
-API_VERSION = 4
+API_VERSION = 5
 
 # experts.h
 BAD_CODE = -5
@@ -95,11 +95,6 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "kv_matmul": (None, [c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_int]),
     "kv_norm": (None, [c_void_p, c_void_p, c_int64, c_int64, c_float, c_float, c_void_p, c_void_p, c_int]),
     "kv_elementwise": (c_int, [c_void_p, c_int, c_void_p, c_void_p, c_int64, c_void_p, c_int]),
-    "kv_softmax": (None, [c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_int]),
-    "kv_rope": (
-        None,
-        [c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int64, c_int, c_void_p, c_int],
-    ),
     "kv_combine": (None, [c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int]),
     "kv_attention": (
         c_int,

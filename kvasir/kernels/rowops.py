@@ -77,14 +77,6 @@ class NativeRowOps:
         """x / sqrt(sum(x²) + eps) over the last dimension."""
         return self._norm(x, 1.0, eps, None)
 
-    def softmax(self, x: Floats) -> Floats:
-        """Over the last dimension."""
-        out = _like(x)
-        if x.size:
-            d = x.shape[-1]
-            self._lib.kv_softmax(self._isa, _at(x), x.size // d, d, _at(out), self.n_threads)
-        return out
-
     def exp(self, x: Floats) -> Floats:
         """Within about one unit in the last place."""
         return self._elementwise(_Elementwise.EXP, x)
@@ -105,18 +97,6 @@ class NativeRowOps:
         """silu(gate) * up."""
         _check("up", up, *gate.shape)
         return self._elementwise(_Elementwise.SILU_MUL, gate, up)
-
-    def rope(self, x: Floats, cos: Floats, sin: Floats, *, adjacent_pairs: bool) -> Floats:
-        """Rotate the first 2 * d_rot values of each head: x [T, h, d], cos and sin [T, d_rot]."""
-        _check("x", x, None, None, None)
-        _check("cos", cos, len(x), None)
-        _check("sin", sin, *cos.shape)
-        d_rot = cos.shape[1]
-        if 2 * d_rot > x.shape[2]:
-            raise KernelError(f"{d_rot} rotated pairs do not fit into heads of {x.shape[2]}")
-        out = np.empty_like(x)
-        self._lib.kv_rope(_at(x), *x.shape, _at(cos), _at(sin), d_rot, adjacent_pairs, _at(out), self.n_threads)
-        return out
 
     def combine(self, partials: Floats, weights: Floats) -> Floats:
         """Σ_j weights[t, j] * partials[t, j], j ascending: [T, n_used, d] and [T, n_used] -> [T, d]."""

@@ -36,14 +36,38 @@ static void run_stateless(const rowops_isa *isa, float *out) {
     }
     rowops_norm(isa, x, ROWS, WIDTH, 1.0f / WIDTH, 1e-6f, w, out, 1);
     print_digest("rms_norm", out, ROWS * WIDTH);
-    rowops_softmax(isa, x, ROWS, WIDTH, out, 1);
-    print_digest("softmax", out, ROWS * WIDTH);
-    for (int adjacent = 0; adjacent < 2; adjacent++) {
-        rowops_rope(x, ROWS, 3, 100, w, w + 1000, 20, adjacent, out, 1);
-        print_digest("rope", out, ROWS * WIDTH);
-    }
     rowops_combine(x, w, ROWS, 3, 100, out, 1);
     print_digest("combine", out, ROWS * 100);
+}
+
+static void run_router(const rowops_isa *isa, float *out) {
+    float *logits = values(ROWS * 12, 11, 1), *bias = values(12, 12, 0.2f);
+    for (int is_sigmoid = 0; is_sigmoid < 2; is_sigmoid++) {
+        const router_form form = {.n_expert = 12, .n_used = 4, .n_group = is_sigmoid ? 3 : 1,
+                                  .n_group_used = is_sigmoid ? 2 : 1, .is_sigmoid = is_sigmoid, .is_normalised = 1,
+                                  .selection_bias = bias, .weights_scale = 1.5f};
+        int64_t ids[ROWS * 4];
+        if (rowops_route(isa, &form, logits, ROWS, ids, out, 1)) exit(1);
+        print_digest("weights", out, ROWS * 4);
+        for (int i = 0; i < ROWS * 4; i++) out[i] = (float)ids[i];
+        print_digest("experts", out, ROWS * 4);
+    }
+}
+
+static void run_heads(const rowops_isa *isa, float *out) {
+    const segment segments[] = {{1, 0, 20, 5}, {0, 20, 5, 0}};
+    float *rows = values(ROWS * 144, 13, 1), *weights = values(80, 14, 1), *turns = values(40 * 16, 15, 0.5f);
+    for (int adjacent = 0; adjacent < 2; adjacent++) {
+        const heads_shape shape = {.n_ctx = 40, .n_head = 4, .n_kv_head = 2, .d_head = 20, .d_value = 36,
+                                   .n_query_norm = adjacent ? 20 : 80, .n_key_norm = adjacent ? 0 : 40, .d_rot = 8,
+                                   .adjacent_pairs = adjacent};
+        const heads_input input = {rows, rows + 7, rows + 9, weights, weights, turns, turns + 320, 1e-6f, 0.3f};
+        float *keys = values(2 * 40 * 40, 5, 1), *kept = values(2 * 40 * 72, 6, 1);
+        if (rowops_attend(isa, &shape, &input, keys, kept, segments, 2, out, 1)) exit(1);
+        print_digest("heads", out, ROWS * 4 * 36);
+        print_digest("keys", keys, 2 * 40 * 40);
+        print_digest("values", kept, 2 * 40 * 72);
+    }
 }
 
 static void run_stateful(const rowops_isa *isa, float *out) {
@@ -66,6 +90,8 @@ static void run_stateful(const rowops_isa *isa, float *out) {
 int main(void) {
     float *out = malloc(MOST * sizeof(float));
     run_stateless(&rowops_baseline_isa, out);
+    run_router(&rowops_baseline_isa, out);
+    run_heads(&rowops_baseline_isa, out);
     run_stateful(&rowops_baseline_isa, out);
     return 0;
 }

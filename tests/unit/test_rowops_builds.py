@@ -18,7 +18,17 @@ from kvasir.kernels.build import SOURCE_DIR, find_compiler
 PROGRAM = Path(__file__).resolve().parents[1] / "oracles" / "rowops_digest.c"
 SOURCES = [
     SOURCE_DIR / f"{name}.c"
-    for name in ("rowops", "rowops_state", "rowops_baseline", "rowops_avx2", "rowops_avx512", "pool", "scratch")
+    for name in (
+        "rowops",
+        "rowops_heads",
+        "rowops_route",
+        "rowops_state",
+        "rowops_baseline",
+        "rowops_avx2",
+        "rowops_avx512",
+        "pool",
+        "scratch",
+    )
 ]
 QEMU = shutil.which("qemu-aarch64-static") or shutil.which("qemu-aarch64")
 ZIG_AARCH64 = (sys.executable, "-m", "ziglang", "cc", "-target", "aarch64-linux-musl", "-static", "-g0", "-O2")
@@ -40,7 +50,7 @@ def wanted(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def test_every_operation_is_covered(wanted: list[str]) -> None:
-    assert len(wanted) == 16
+    assert len(wanted) == 23
 
 
 @pytest.mark.parametrize("flags", [["-O0"], ["-O3", "-fno-math-errno", "-funroll-loops"], ["-O2"]])

@@ -55,15 +55,6 @@ int kv_elementwise(const kx1_isa *isa, int operation, const float *x, const floa
     return rowops_elementwise(rowops_of(isa), operation, x, y, n, out, n_threads);
 }
 
-void kv_softmax(const kx1_isa *isa, const float *x, int64_t n, int64_t d, float *out, int n_threads) {
-    rowops_softmax(rowops_of(isa), x, n, d, out, n_threads);
-}
-
-void kv_rope(const float *x, int64_t n, int64_t n_head, int64_t d, const float *cos, const float *sin, int64_t d_rot,
-             int adjacent_pairs, float *out, int n_threads) {
-    rowops_rope(x, n, n_head, d, cos, sin, d_rot, adjacent_pairs, out, n_threads);
-}
-
 void kv_combine(const float *partials, const float *weights, int64_t n, int64_t n_used, int64_t d, float *out,
                 int n_threads) {
     rowops_combine(partials, weights, n, n_used, d, out, n_threads);

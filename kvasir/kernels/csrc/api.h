@@ -12,7 +12,7 @@
 #define KV_API __attribute__((visibility("default")))
 #endif
 
-#define KV_API_VERSION 4 /* raise it with every change of a signature or a struct */
+#define KV_API_VERSION 5 /* raise it with every change of a signature or a struct */
 
 KV_API int kv_api_version(void);
 
@@ -41,9 +41,6 @@ KV_API void kv_norm(const kx1_isa *isa, const float *x, int64_t n, int64_t d, fl
                     const float *weight, float *out, int n_threads);
 KV_API int kv_elementwise(const kx1_isa *isa, int operation, const float *x, const float *y, int64_t n, float *out,
                           int n_threads);
-KV_API void kv_softmax(const kx1_isa *isa, const float *x, int64_t n, int64_t d, float *out, int n_threads);
-KV_API void kv_rope(const float *x, int64_t n, int64_t n_head, int64_t d, const float *cos, const float *sin,
-                    int64_t d_rot, int adjacent_pairs, float *out, int n_threads);
 KV_API void kv_combine(const float *partials, const float *weights, int64_t n, int64_t n_used, int64_t d, float *out,
                        int n_threads);
 KV_API int kv_attention(const kx1_isa *isa, const attention_shape *shape, const float *q, const float *keys,

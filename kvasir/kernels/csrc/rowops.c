@@ -101,34 +101,6 @@ int rowops_elementwise(const rowops_isa *isa, int operation, const float *x, con
     return KV_OK;
 }
 
-typedef struct {
-    const rowops_isa *isa;
-    const float *x;
-    int64_t n, d, rows;
-    float *out;
-} softmax_job;
-
-static void softmax_rows(void *context, int64_t task) {
-    const softmax_job *j = context;
-    int64_t stop = at_most((task + 1) * j->rows, j->n);
-    for (int64_t t = task * j->rows; t < stop; t++) {
-        float *out = j->out + t * j->d;
-        j->isa->divide(out, j->isa->exp_from_max(j->x + t * j->d, out, j->d), j->d);
-    }
-}
-
-void rowops_softmax(const rowops_isa *isa, const float *x, int64_t n, int64_t d, float *out, int n_threads) {
-    softmax_job j = {isa, x, n, d, rows_per_task(d), out};
-    pool_run(n_threads, n_tiles(n, j.rows), softmax_rows, &j);
-}
-
-typedef struct {
-    const float *x, *cos, *sin;
-    int64_t n, n_head, d, d_rot, rows;
-    int adjacent_pairs;
-    float *out;
-} rope_job;
-
 void rowops_rotate_head(const float *x, const float *cos, const float *sin, int64_t d_rot, int64_t d, int adjacent,
                         float *out) {
     if (adjacent)
@@ -144,23 +116,6 @@ void rowops_rotate_head(const float *x, const float *cos, const float *sin, int6
             out[i + d_rot] = b * cos[i] + a * sin[i];
         }
     if (out != x) memcpy(out + 2 * d_rot, x + 2 * d_rot, (size_t)(d - 2 * d_rot) * sizeof(float));
-}
-
-static void rotate_rows(void *context, int64_t task) {
-    const rope_job *j = context;
-    int64_t stop = at_most((task + 1) * j->rows, j->n);
-    for (int64_t t = task * j->rows; t < stop; t++)
-        for (int64_t h = 0; h < j->n_head; h++) {
-            int64_t at = (t * j->n_head + h) * j->d;
-            rowops_rotate_head(j->x + at, j->cos + t * j->d_rot, j->sin + t * j->d_rot, j->d_rot, j->d,
-                               j->adjacent_pairs, j->out + at);
-        }
-}
-
-void rowops_rope(const float *x, int64_t n, int64_t n_head, int64_t d, const float *cos, const float *sin,
-                 int64_t d_rot, int adjacent_pairs, float *out, int n_threads) {
-    rope_job j = {x, cos, sin, n, n_head, d, d_rot, rows_per_task(n_head * d), adjacent_pairs, out};
-    pool_run(n_threads, n_tiles(n, j.rows), rotate_rows, &j);
 }
 
 typedef struct {

@@ -28,13 +28,8 @@ enum { ROWOPS_EXP, ROWOPS_SIGMOID, ROWOPS_SILU, ROWOPS_SOFTPLUS, ROWOPS_SILU_MUL
 int rowops_elementwise(const rowops_isa *isa, int operation, const float *x, const float *y, int64_t n, float *out,
                        int n_threads);
 
-void rowops_softmax(const rowops_isa *isa, const float *x, int64_t n, int64_t d, float *out, int n_threads);
-
-/* x [n, n_head, d], cos and sin [n, d_rot]; pairs are (i, i + d_rot), or (2i, 2i + 1) if adjacent_pairs */
-void rowops_rope(const float *x, int64_t n, int64_t n_head, int64_t d, const float *cos, const float *sin,
-                 int64_t d_rot, int adjacent_pairs, float *out, int n_threads);
-
-/* The same for one head, on the calling thread; out may be x. */
+/* Rotate the first 2 * d_rot of a head's d values: pairs are (i, i + d_rot), or (2i, 2i + 1) if adjacent. On the calling
+ * thread; out may be x. */
 void rowops_rotate_head(const float *x, const float *cos, const float *sin, int64_t d_rot, int64_t d, int adjacent,
                         float *out);
 
@@ -74,7 +69,7 @@ int rowops_attention(const rowops_isa *isa, const attention_shape *shape, const 
 typedef struct {
     int64_t n_ctx, n_head, n_kv_head, d_head, d_value;
     int64_t n_query_norm, n_key_norm; /* values under one norm: d_head, or all heads of a row; 0: no norm */
-    int64_t d_rot, adjacent_pairs;    /* as in rowops_rope */
+    int64_t d_rot, adjacent_pairs;    /* as in rowops_rotate_head */
 } heads_shape;
 
 typedef struct {
