@@ -136,21 +136,10 @@ class StableOps:
         n_rows, shape = query.shape[0], _heads_shape(query, key, value, form, rope, cache)
         numbers = checked_segments(segments, n_rows, cache.keys.shape[0], shape[0])
         out = torch.empty((n_rows, shape[1], shape[4]))
-        heads = native.HeadsInput(
-            query.data_ptr(),
-            key.data_ptr(),
-            value.data_ptr(),
-            None if form.query_norm is None else form.query_norm.data_ptr(),
-            None if form.key_norm is None else form.key_norm.data_ptr(),
-            rope.cos.data_ptr(),
-            rope.sin.data_ptr(),
-            form.norm_eps,
-            form.scale,
-        )
         error = self._lib.kv_attend(
             self._isa,
             (ctypes.c_int64 * len(shape))(*shape),
-            heads,
+            _heads_input(query, key, value, form, rope),
             cache.keys.data_ptr(),
             cache.values.data_ptr(),
             address(numbers),
@@ -167,6 +156,8 @@ class StableOps:
         logits, n_rows = _float_rows(logits), logits.shape[0]
         if logits.shape[1] != config.n_expert:
             raise KernelError(f"there are logits for {logits.shape[1]} experts of {config.n_expert}")
+        if selection_bias is not None and selection_bias.shape != (config.n_expert,):
+            raise KernelError(f"the selection bias is {list(selection_bias.shape)}; [{config.n_expert}] is needed")
         form = native.RouterForm(
             config.n_expert,
             config.n_used,
@@ -248,6 +239,21 @@ def _float_rows(x: Tensor) -> Tensor:
     return x if x.is_contiguous() else x.contiguous()
 
 
+def _heads_input(query: Tensor, key: Tensor, value: Tensor, form: HeadForm, rope: RopeTable) -> native.HeadsInput:
+    """Addresses, for as long as the tensors live."""
+    return native.HeadsInput(
+        query.data_ptr(),
+        key.data_ptr(),
+        value.data_ptr(),
+        None if form.query_norm is None else form.query_norm.data_ptr(),
+        None if form.key_norm is None else form.key_norm.data_ptr(),
+        rope.cos.data_ptr(),
+        rope.sin.data_ptr(),
+        form.norm_eps,
+        form.scale,
+    )
+
+
 def _heads_shape(
     query: Tensor, key: Tensor, value: Tensor, form: HeadForm, rope: RopeTable, cache: KVLayer
 ) -> tuple[int, ...]:
@@ -268,8 +274,9 @@ def _heads_shape(
         raise KernelError(f"queries of {d_query} and {rope.cos.shape[1]} rotated pairs do not fit heads of {d_head}")
     if norms[0] not in (0, d_head, d_query) or norms[1] not in (0, d_head, n_kv_head * d_head):
         raise KernelError(f"head norms of {norms} weights do not fit heads of {d_head}")
-    if not (cache.keys.is_contiguous() and cache.values.is_contiguous()):
-        raise KernelError("keys or values are not contiguous; they are read and written where they lie")
+    for tensor in (cache.keys, cache.values, rope.cos, rope.sin):
+        if tensor.dtype is not torch.float32 or not tensor.is_contiguous():
+            raise KernelError("cache and rotations are used where they lie: they must be float32 and contiguous")
     return (n_ctx, d_query // d_head, n_kv_head, d_head, d_value, *norms, rope.cos.shape[1], form.has_adjacent_pairs)
 
 

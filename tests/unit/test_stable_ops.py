@@ -166,7 +166,8 @@ def test_projected_rows_that_do_not_fit_the_cache_are_refused() -> None:
         ("rotated pairs", lambda: OPS.attend(query, key, value, form, rope_table(66), cache_of(), SEGMENTS)),
         ("cosines", lambda: OPS.attend(query, key, value, form, short, cache_of(), SEGMENTS)),
         ("norms", lambda: OPS.attend(query, key, value, odd_norm, rope, cache_of(), SEGMENTS)),
-        ("not contiguous", lambda: OPS.attend(query, key, value, form, rope, apart, SEGMENTS)),
+        ("contiguous", lambda: OPS.attend(query, key, value, form, rope, apart, SEGMENTS)),
+        ("float32 and", lambda: OPS.attend(query, key, value, form, in_float64(rope), cache_of(), SEGMENTS)),
         ("cover 24 rows", lambda: OPS.attend(query, key, value, form, rope, cache_of(), [Segment(0, 0, 24, 0)])),
         ("the cache holds 40", lambda: OPS.attend(query, key, value, form, rope, cache_of(), [Segment(0, 0, 25, 16)])),
         ("float64", lambda: OPS.attend(query.double(), key, value, form, rope, cache_of(), SEGMENTS)),
@@ -212,6 +213,8 @@ def test_logits_that_are_not_numbers_still_choose_experts_that_exist() -> None:
         assert all(sorted(set(row)) == sorted(row) and 0 <= min(row) <= max(row) < 16 for row in ids.tolist())
     with pytest.raises(KernelError, match="8 experts of 16"):
         OPS.route(logits[:, :8], ROUTERS[0], None)
+    with pytest.raises(KernelError, match=r"selection bias is \[15\]"):
+        OPS.route(logits, ROUTERS[2], torch.zeros(15))
     with pytest.raises(KernelError, match="cannot be chosen"):
         OPS.route(logits, router(ScoreFunction.SOFTMAX, n_used=17), None)
 
