@@ -16,6 +16,7 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from backbone.engine.draws import KEY_BYTES
+from backbone.engine.edge_pool import EdgePool
 from backbone.engine.guard import WorkGuard
 from backbone.engine.loaded_model import LoadedModel
 from backbone.engine.receipts import TrafficCounter
@@ -60,6 +61,7 @@ class MarketLink:
             is_strict=settings.strict,
             keeper=SqlTrustKeeper(),
             reply_format=ReplyFormat(settings.reply),
+            node_of=transport.node_of if isinstance(transport, EdgePool) else lambda worker_id: worker_id,
         )
         self._flusher = ReceiptFlusher(
             backbone_id,

@@ -57,6 +57,11 @@ async def read_records(socket: ClientConnection) -> list[tuple[int, bytes]]:
     return [(edge, message[start:stop]) for edge, start, stop in record_spans(message)]
 
 
+def is_welcome(edge: int, data: bytes) -> bool:
+    """Whether a worker is there; the relay's own record before says who it is."""
+    return edge != RELAY_EDGE and HEADER.unpack_from(data)[2] == Kind.WELCOME
+
+
 @dataclass(frozen=True, slots=True)
 class Echoed:
     """What a run carried: round trips, seconds, payload bytes one way."""
@@ -85,7 +90,7 @@ class Load:
             self._workers.append(worker)
             self._echoing.append(asyncio.create_task(_echo(worker)))
         while len(self.edges) < self._n_workers:
-            self.edges += [edge for edge, _ in await read_records(self._backbone) if edge != RELAY_EDGE]
+            self.edges += [edge for edge, data in await read_records(self._backbone) if is_welcome(edge, data)]
         return self
 
     async def __aexit__(

@@ -17,7 +17,7 @@ from kvasir.edge_keepalive import KeepAlive
 from kvasir.errors import EdgeError
 from kvasir.relay_link import RelayLink
 from kvasir.relay_socket import RelaySocket
-from kvasir.wire_frames import Hello, Welcome
+from kvasir.wire_frames import Frame, Hello, Welcome
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +29,7 @@ class RelayEdge(Edge):
         super().__init__(hello, address)
         self._relay_link = link
         self._socket = socket
+        self.node_id = ""  # the worker's public id, as the relay says that knows its token
 
     @property
     def _link(self) -> RelayLink:
@@ -43,6 +44,13 @@ class RelayEdge(Edge):
     def is_available(self) -> bool:
         """Whether new dispatches are welcome: open, not paused, neither worker nor relay about to stop."""
         return super().is_available and not self._socket.goaway
+
+    def frame_received(self, frame: Frame) -> None:
+        """Take the relay's word for whose edge this is, before the welcome; all else is the worker's."""
+        if isinstance(frame, Hello) and not self.node_id and not self._welcomed.done():
+            self.node_id = frame.name
+        else:
+            super().frame_received(frame)
 
     def when_welcome(self, call: Callable[[RelayEdge], None]) -> None:
         """Call once the worker's welcome was found good."""

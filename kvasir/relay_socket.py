@@ -36,7 +36,8 @@ from kvasir.wire_header import HEADER_BYTES, Buffer, Kind
 CLOSE_DEADLINE_S = 2.0
 KIND_AT = 5  # where a frame's header holds its kind
 MAX_WAITING_MESSAGES = 8  # received and not yet taken; then the library stops reading
-FIRST_OF_EDGE = {Role.WORKER: Kind.HELLO, Role.BACKBONE: Kind.WELCOME}  # what opens an edge, by who receives it
+# what opens an edge, by who receives it; a backbone hears first from the relay which node the worker is
+FIRST_OF_EDGE = {Role.WORKER: {Kind.HELLO}, Role.BACKBONE: {Kind.HELLO, Kind.WELCOME}}
 
 
 log = logging.getLogger(__name__)
@@ -180,7 +181,7 @@ class RelaySocket:
                 continue
             link = self._links.get(number)
             if link is None:
-                if stop - start < HEADER_BYTES or message[start + KIND_AT] != FIRST_OF_EDGE[self._hello.role]:
+                if stop - start < HEADER_BYTES or message[start + KIND_AT] not in FIRST_OF_EDGE[self._hello.role]:
                     continue  # for an edge that this side has closed
                 link = self._links[number] = RelayLink(number, self, self._loop.time)
                 self._on_edge(link, self)

@@ -15,7 +15,7 @@ from kvasir.errors import WireError
 from kvasir.relay_records import RECORD_BYTES, RELAY_EDGE, record_spans
 from kvasir.wire import decode
 from kvasir.wire_frames import Fault, FaultCode, Goaway, Ping, Pong, Refuse, RefuseCode, Role, clipped
-from kvasir.wire_header import MAX_PAYLOAD_BYTES, Buffer
+from kvasir.wire_header import MAX_PAYLOAD_BYTES, Buffer, Kind
 from relay.edge import EdgeBrokenError, EdgeLedger, Passage, read_facts
 from relay.pairing import disagreement, sides, worker_refusal
 from relay.station import Edge, Station
@@ -203,7 +203,10 @@ class Hub:
             self.end_edge(edge, "ended by the backbone", FaultCode.GONE, told=edge.worker)
 
     def _to_backbone(self, edge: Edge, message: bytes, start: int, stop: int) -> None:
-        passage = edge.ledger.from_worker(read_facts(message, start, stop))
+        facts = read_facts(message, start, stop)
+        passage = edge.ledger.from_worker(facts)
+        if facts.kind == Kind.WELCOME:  # a worker cannot say this of itself: HELLO from it breaks the edge
+            edge.backbone.tell(edge.number, replace(edge.worker.hello, name=edge.worker.token_id, token=""))
         edge.backbone.outbox.put(_piece(message, start, stop))
         if passage is Passage.LAST:
             self.end_edge(edge, "ended by the worker", FaultCode.GONE, told=edge.backbone)

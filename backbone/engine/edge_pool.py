@@ -12,6 +12,7 @@ import logging
 import random
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -31,6 +32,8 @@ from kvasir.relay_keeper import RelayKeeper
 from kvasir.wire_frames import Hello, ReplyType
 
 logger = logging.getLogger(__name__)
+
+MAX_NAMES = 65_536  # of edges whose node is remembered after they have ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,7 @@ class EdgePool:
         self._connect_deadline_s = connect_deadline_s
         self._clock = clock
         self._jitter = jitter
+        self._nodes = OrderedDict[str, str]()  # by member, those that left lately included
         self._coverage = CoverageSnapshot({})
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="kvasir-edges", daemon=True)
@@ -188,6 +192,10 @@ class EdgePool:
         future.add_done_callback(lambda done: self._note_success(member, done))
         return future
 
+    def node_of(self, worker_id: str) -> str:
+        """The node behind a relay's edge, also after the edge has ended; whoever is no node is called by its name."""
+        return self._nodes.get(worker_id, worker_id)
+
     def report(self, worker_id: str, reason: str) -> None:
         """Leave a worker out for a while; the time doubles with each failure."""
         member = self._members.get(worker_id)
@@ -207,6 +215,10 @@ class EdgePool:
     def _add_edge(self, edge: RelayEdge) -> None:
         """A worker behind a relay is there; it is a new member, whoever it was before."""
         member = _Member(edge.address, WorkerMeter(self._clock))
+        if edge.node_id:
+            self._nodes[member.name] = edge.node_id
+            while len(self._nodes) > MAX_NAMES:
+                self._nodes.popitem(last=False)
         self._members = {**self._members, member.name: member}
         self._set_edge(member, edge)
         edge.closed.add_done_callback(lambda closed: self._drop_edge(member, closed.result()))

@@ -150,7 +150,9 @@ class Peer:
             welcome = Welcome(MODEL, KERNEL, "kx1", RowFormat.KX1, 256, (ExpertRange(0, 0, 4),))
             await self.socket.send(record(self.edge, welcome))
         else:
-            assert isinstance(first, Welcome)
+            assert isinstance(first, Hello) and (first.role, first.token) == (Role.WORKER, "")
+            edge, second = await self.receive_frame()
+            assert edge == self.edge and isinstance(second, Welcome)
         return self.edge
 
     async def refusal(self) -> Refuse:

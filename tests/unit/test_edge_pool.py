@@ -60,3 +60,7 @@ def test_relays_that_are_not_there_hold_up_nobody() -> None:
     relays = FixedDirectory({"one": "ws://127.0.0.1:9/relay"})
     with EdgePool([], HELLO, relays=relays, connect_deadline_s=5.0) as pool:
         assert pool.live() == frozenset()
+
+
+def test_a_worker_at_an_address_is_no_node_and_is_called_by_its_name() -> None:
+    assert EdgePool([], HELLO).node_of(NOBODY) == NOBODY

@@ -126,8 +126,23 @@ async def pair(relay: Relay, limits: Limits | None = None) -> tuple[Node, Node, 
     edge, hello = await worker.next()
     assert isinstance(hello, Hello)
     worker.send(record(edge, WELCOME))
+    named, who = await backbone.next()
+    assert (named, type(who)) == (edge, Hello)
     assert await backbone.next() == (edge, WELCOME)
     return backbone, worker, edge
+
+
+def test_the_backbone_hears_which_node_a_worker_is_without_its_token() -> None:
+    async def scenario(relay: Relay) -> None:
+        backbone, worker = Node(relay, Role.BACKBONE), Node(relay)
+        await backbone.join()
+        await worker.join(name="another node's id")
+        edge, _ = await worker.next()
+        worker.send(record(edge, WELCOME))
+        assert await backbone.next() == (edge, worker.hello(token="", name="0123456789abcdef"))
+        assert await backbone.next() == (edge, WELCOME)
+
+    run(scenario)
 
 
 def test_the_worker_hears_the_backbones_hello_without_its_token_and_within_the_credit() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -291,6 +292,33 @@ def test_frames_for_edges_that_were_never_opened_are_dropped() -> None:
         opened: asyncio.Queue[RelayEdge] = asyncio.Queue()
         edges = await dial(url, opened.put_nowait)
         assert (await opened.get()).number == 3
+        await edges.close()
+
+    run(script, scenario)
+
+
+def test_the_relay_says_which_node_a_worker_is_and_nobody_says_it_twice() -> None:
+    async def script(link: ScriptedRelay) -> None:
+        await link.greet()
+        named = replace(HELLO, role=Role.WORKER, token="", name="0123456789abcdef")
+        await link.say(1, named)
+        await link.say(1, WELCOME)
+        await link.say(2, WELCOME)  # a relay that says nothing of it
+        await link.hear()
+        await link.say(1, replace(named, name="another"))
+        edge, fault = await link.hear()
+        assert edge == 1
+        assert isinstance(fault, Fault)
+        assert "sent Hello" in fault.message
+        await link.socket.wait_closed()
+
+    async def scenario(url: str) -> None:
+        opened: asyncio.Queue[RelayEdge] = asyncio.Queue()
+        edges = await dial(url, opened.put_nowait)
+        one, two = await opened.get(), await opened.get()
+        assert (one.node_id, two.node_id) == ("0123456789abcdef", "")
+        with pytest.raises(EdgeError, match="sent Hello"):
+            await ask(one)
         await edges.close()
 
     run(script, scenario)
