@@ -18,7 +18,7 @@ from backbone.directory import ModelEntry
 from backbone.payloads import GenerationRequest
 from backbone.stream import StreamEntry, StreamSettings
 from backbone.stream_keys import QUEUE
-from backbone.stream_reader import alive_backbones
+from backbone.stream_silence import alive_backbones
 
 MODELS_KEPT_S = 1.0
 

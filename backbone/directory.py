@@ -11,7 +11,7 @@ from typing import Any
 from redis.asyncio import Redis
 
 from backbone.stream_keys import MODEL_NAMES, model_key, stats_key
-from backbone.stream_reader import alive_backbones
+from backbone.stream_silence import alive_backbones
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,14 +26,15 @@ from redis.exceptions import RedisError
 from backbone.events import Event
 from backbone.payloads import GenerationRequest
 from backbone.stream_keys import CANCEL_CHANNEL, CLAIM_MARGIN_S, QUEUE, TASK, cancelled_key, queued_key
-from backbone.stream_reader import ReadLimits, StreamReader
+from backbone.stream_reader import StreamReader
+from backbone.stream_silence import ReadLimits
 from kvasir.errors import KvasirError
 
 logger = logging.getLogger(__name__)
 
 ENQUEUE_DEADLINE_S = 4.0
 _SOCKET_TIMEOUT_S = 3.0  # longer than a blocking read
-_MAX_CONNECTIONS = 4096  # one for each stream that is being read
+_MAX_CONNECTIONS = 4096  # one for each command under way
 
 
 class QueueFull(KvasirError):
@@ -99,8 +100,7 @@ def read(
     `stream_gap`. Raises ValueError for a `last_id` that is none.
     """
     streams = streams or StreamSettings.from_django()
-    reader = StreamReader(redis_client(streams.redis_url), ReadLimits(queue_wait_s=streams.queue_wait_s))
-    return _entries(reader, request_id, last_id)
+    return _entries(_reader(streams), request_id, last_id)
 
 
 async def _entries(reader: StreamReader, request_id: str, last_id: str) -> AsyncGenerator[StreamEntry, None]:
@@ -140,8 +140,23 @@ def redis_client(url: str) -> Redis:
     return clients[url]
 
 
+_readers: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, float], StreamReader]] = WeakKeyDictionary()
+
+
+def _reader(streams: StreamSettings) -> StreamReader:
+    """This event loop's only reader of a Redis."""
+    readers = _readers.setdefault(asyncio.get_running_loop(), {})
+    key = streams.redis_url, streams.queue_wait_s
+    if key not in readers:
+        client = redis_client(streams.redis_url)
+        readers[key] = StreamReader(client, ReadLimits(queue_wait_s=streams.queue_wait_s))
+    return readers[key]
+
+
 async def close_clients() -> None:
-    """Close this event loop's connections, for a process or a test that ends."""
+    """Close this event loop's readers and connections, for a process or a test that ends."""
+    for reader in _readers.pop(asyncio.get_running_loop(), {}).values():
+        await reader.close()
     for client in _clients.pop(asyncio.get_running_loop(), {}).values():
         await client.aclose()
 

@@ -56,6 +56,11 @@ def model_key(name: str) -> str:
     return f"models:{name}"
 
 
+def wake_key(reader_id: str) -> str:
+    """A stream that interrupts the blocked read of one web process."""
+    return f"wake:{reader_id}"
+
+
 def entry_id(number: int) -> str:
     """The id of a stream's event number `number`, from 1. Consecutive, so that a gap shows and a repeat is refused."""
     return f"{number}-0"

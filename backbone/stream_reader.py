@@ -1,37 +1,80 @@
-"""One reader of one generation's stream: events in order, and what it means when none come.
+"""All generations that a web process follows, read with one blocking command: events in order, and what silence means.
 
-Used by `stream.read`. When a stream is silent the reader looks who took the request and whether that backbone's lease
-still stands. It never restarts a generation, and never passes over a gap.
+Used by `stream.read`. One task reads whatever came for any stream and hands it to that stream's reader; a stream that
+says nothing for a while is looked after by `stream_silence`. It never restarts a generation, never passes over a gap,
+and reads no further for a reader that is behind.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
-from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
+import uuid
+from collections.abc import AsyncGenerator, Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from backbone.events import Event, EventError, Failed, event_from_json, is_last
-from backbone.stream_keys import BACKBONES, EVENT_FIELD, entry_number, lease_key, owner_key, queued_key, stream_key
+from backbone.stream_keys import EVENT_FIELD, entry_id, entry_number, stream_key, wake_key
+from backbone.stream_silence import ReadLimits, Silent, reasons
 
-_BATCH = 256
+logger = logging.getLogger(__name__)
+
+_BATCH = 256  # of one stream; so many entries ahead, and nothing more is read for a slow reader
+_WAKE_EXPIRY_S = 60
 Entries: TypeAlias = "list[tuple[str, dict[str, str]]]"
 
 
-@dataclass(frozen=True, slots=True)
-class ReadLimits:
-    """Seconds. `block_s`: how long one read waits before the lease is looked at."""
+@dataclass(slots=True, eq=False)
+class _Follower:
+    """One reader of one stream. `number` and `last_id` are of the last entry that was put."""
 
-    queue_wait_s: float = 120.0
-    no_backbone_s: float = 10.0
-    block_s: float = 1.0
+    request_id: str
+    key: str
+    number: int
+    last_id: str
+    began: float
+    heard: float  # when it last said something, or was looked after
+    ready: list[tuple[str, Event]] = field(default_factory=list)
+    has_more: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def has_room(self) -> bool:
+        return len(self.ready) < _BATCH
+
+    def hear(self, entry: str, fields: dict[str, str], now: float) -> Event | None:
+        """The next event, or the failure that this entry means; None for one that this reader has had."""
+        wanted = self.number + 1
+        if entry != entry_id(wanted):
+            if entry_number(entry) < wanted:
+                return None
+            message = f"event {wanted} of this request is lost; the next one has the id {entry}"
+            return Failed(502, "stream_gap", message)
+        self.number, self.last_id, self.heard = wanted, entry, now
+        try:
+            return event_from_json(fields[EVENT_FIELD])
+        except (EventError, KeyError) as error:
+            return Failed(502, "stream_gap", f"event {wanted} of this request cannot be read: {error}")
+
+    def put(self, last_id: str, event: Event) -> None:
+        """Give it to the reader."""
+        self.ready.append((last_id, event))
+        self.has_more.set()
+
+    async def take(self) -> list[tuple[str, Event]]:
+        """All that came, at least one."""
+        await self.has_more.wait()
+        self.has_more.clear()
+        taken, self.ready = self.ready, []
+        return taken
 
 
 class StreamReader:
-    """Reads streams over one client; holds nothing between calls."""
+    """Follows any number of streams over one client, in one event loop; its task lives while there are some."""
 
     def __init__(
         self, client: Redis, limits: ReadLimits | None = None, clock: Callable[[], float] = time.monotonic
@@ -39,65 +82,130 @@ class StreamReader:
         self._client = client
         self._limits = limits or ReadLimits()
         self._clock = clock
+        self._followers: set[_Follower] = set()
+        self._task: asyncio.Task[None] | None = None
+        self._wake_key = wake_key(uuid.uuid4().hex)
+        self._last_wake = "0"
+        self._wakes: set[asyncio.Task[None]] = set()  # the loop itself holds tasks only weakly
+        self._is_blocked = False  # in a read that no wake was sent for
 
     async def read(self, request_id: str, last_id: str = "0") -> AsyncGenerator[tuple[str, Event], None]:
         """(entry id, event) of everything after `last_id`; the last event is `Done` or `Failed`."""
-        number = entry_number(last_id)
-        began = self._clock()
+        number, now = entry_number(last_id), self._clock()
+        follower = _Follower(request_id, stream_key(request_id), number, last_id, now, now)
+        self._followers.add(follower)
+        self._attend()
         try:
             while True:
-                entries = await self._next(request_id, last_id, self._limits.block_s)
-                if not entries:
-                    problem = await self._silence(request_id, number > 0, self._clock() - began)
-                    if problem is None:
-                        continue
-                    entries = await self._next(request_id, last_id, None)  # what came between read and look
-                    if not entries:
-                        yield last_id, problem
+                entries = await follower.take()
+                if len(entries) >= _BATCH:  # it had been left out
+                    self._attend()
+                for entry in entries:
+                    yield entry
+                    if is_last(entry[1]):
                         return
-                for entry_id, fields in entries:
-                    event = _checked(entry_id, number + 1, fields)
-                    number += 1
-                    last_id = entry_id
-                    yield entry_id, event
-                    if is_last(event):
-                        return
+        finally:
+            self._followers.discard(follower)
+
+    async def close(self) -> None:
+        """End the task; streams that are still followed fail."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._fail(self._followers, Failed(503, "redis_lost", "this server is stopping; send the request again"))
+
+    def _attend(self) -> None:
+        """Let the task see that there is more to read: start it, or wake it when it is blocked."""
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run())
+        elif self._is_blocked:
+            self._is_blocked = False
+            wake = asyncio.create_task(self._wake())
+            self._wakes.add(wake)
+            wake.add_done_callback(self._wakes.discard)
+
+    async def _wake(self) -> None:
+        """The blocked read returns, wherever it is, for it reads this stream too. Without it, it returns by itself."""
+        try:
+            commands = self._client.pipeline(transaction=False)
+            commands.xadd(self._wake_key, {"": ""}, maxlen=1, approximate=False)
+            commands.expire(self._wake_key, _WAKE_EXPIRY_S)
+            await commands.execute()
         except RedisError as error:
-            yield last_id, Failed(503, "redis_lost", f"the message store cannot be reached: {error}")
+            logger.warning("the reader of streams could not be woken: %s", error)
 
-    async def _next(self, request_id: str, last_id: str, block_s: float | None) -> Entries:
-        block_ms = None if block_s is None else int(block_s * 1000)
-        reply: Any = await self._client.xread({stream_key(request_id): last_id}, count=_BATCH, block=block_ms)
-        if not reply:
-            return []
-        entries: Any = reply[0][1] if isinstance(reply, list) else next(iter(reply.values()))
-        return _flat(entries)
+    async def _run(self) -> None:
+        while self._followers:
+            try:
+                await self._round()
+            except RedisError as error:
+                failure = Failed(503, "redis_lost", f"the message store cannot be reached: {error}")
+                self._fail(self._followers, failure)
+            except Exception:  # the readers must hear of it, whatever it is
+                logger.exception("reading streams failed")
+                self._fail(self._followers, Failed(500, "internal_error", "the server failed to read the answer"))
 
-    async def _silence(self, request_id: str, has_begun: bool, waited_s: float) -> Failed | None:
-        """Why a silent stream will stay silent, or None when there is hope."""
-        owner = await self._client.get(owner_key(request_id))
-        if owner is not None:
-            if await self._client.exists(lease_key(str(owner))):
-                return None
-            return Failed(502, "backbone_lost", "the backbone that served this request went away; send it again")
-        if has_begun or not await self._client.exists(queued_key(request_id)):
-            return Failed(503, "redis_lost", "the message store does not know this request any more; send it again")
-        if waited_s >= self._limits.queue_wait_s:
-            message = f"no backbone had time for this request within {self._limits.queue_wait_s:g} s"
-            return Failed(503, "queue_timeout", message)
-        if waited_s >= self._limits.no_backbone_s and not await alive_backbones(self._client):
-            return Failed(503, "no_backbone", "no backbone is running")
-        return None
+    async def _round(self) -> None:
+        """Read once, then look after those that have been silent for too long."""
+        wanted = [follower for follower in self._followers if follower.has_room]
+        block_s = self._limits.block_s
+        silent_at = min((follower.heard for follower in wanted), default=self._clock()) + block_s
+        self._is_blocked = True
+        try:
+            found = await self._next(wanted, max(1, int(1000 * (silent_at - self._clock()))))
+        finally:
+            self._is_blocked = False
+        self._hand_out(wanted, found)
+        now = self._clock()
+        silent = [follower for follower in wanted if now - follower.heard >= block_s and follower in self._followers]
+        if silent:
+            await self._look_after(silent, now)
 
+    async def _look_after(self, silent: list[_Follower], now: float) -> None:
+        looks = [Silent(one.request_id, one.number > 0, now - one.began) for one in silent]
+        found = await reasons(self._client, self._limits, looks)
+        doomed = {follower: reason for follower, reason in zip(silent, found, strict=True) if reason is not None}
+        for follower in silent:
+            follower.heard = now
+        if doomed:
+            numbers = {follower: follower.number for follower in doomed}
+            self._hand_out(doomed, await self._next(doomed, None))  # what came between read and look
+            for follower, reason in doomed.items():
+                if follower.number == numbers[follower]:
+                    self._fail([follower], reason)
 
-async def alive_backbones(client: Redis) -> list[str]:
-    """Ids of the backbones whose lease stands, sorted."""
-    members: Any = await client.smembers(BACKBONES)
-    ids = sorted(members)
-    if not ids:
-        return []
-    leases = await client.mget([lease_key(backbone_id) for backbone_id in ids])
-    return [backbone_id for backbone_id, lease in zip(ids, leases, strict=True) if lease is not None]
+    async def _next(self, followers: Iterable[_Follower], block_ms: int | None) -> dict[str, Entries]:
+        """What came for these, by stream. Two may follow one stream: then it is read from the earlier one's place."""
+        places: dict[Any, Any] = {}
+        for follower in followers:
+            place = places.get(follower.key)
+            if place is None or follower.number < entry_number(place):
+                places[follower.key] = follower.last_id
+        if block_ms is not None:
+            places[self._wake_key] = self._last_wake
+        reply: Any = await self._client.xread(places, count=_BATCH, block=block_ms)
+        found = {key: _flat(entries) for key, entries in (reply.items() if isinstance(reply, dict) else reply or ())}
+        woken = found.pop(self._wake_key, None)
+        if woken:
+            self._last_wake = woken[-1][0]
+        return found
+
+    def _hand_out(self, followers: Iterable[_Follower], found: dict[str, Entries]) -> None:
+        now = self._clock()
+        for follower in followers:
+            for entry, fields in found.get(follower.key, ()):
+                event = follower.hear(entry, fields, now) if follower in self._followers else None
+                if event is not None:
+                    self._put(follower, entry, event)
+
+    def _put(self, follower: _Follower, entry: str, event: Event) -> None:
+        follower.put(entry, event)
+        if is_last(event):
+            self._followers.discard(follower)
+
+    def _fail(self, followers: Iterable[_Follower], failure: Failed) -> None:
+        for follower in list(followers):
+            self._put(follower, follower.last_id, failure)
 
 
 def _flat(entries: Any) -> Entries:
@@ -105,13 +213,3 @@ def _flat(entries: Any) -> Entries:
     if entries and isinstance(entries[0], list):
         return [entry for group in entries for entry in group]
     return list(entries)
-
-
-def _checked(entry_id: str, wanted: int, fields: dict[str, str]) -> Event:
-    """The entry's event, or the failure that it means for the reader."""
-    if entry_number(entry_id) != wanted:
-        return Failed(502, "stream_gap", f"event {wanted} of this request is lost; the next one has the id {entry_id}")
-    try:
-        return event_from_json(fields[EVENT_FIELD])
-    except (EventError, KeyError) as error:
-        return Failed(502, "stream_gap", f"event {wanted} of this request cannot be read: {error}")

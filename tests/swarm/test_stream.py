@@ -30,7 +30,8 @@ from backbone.stream_keys import (
     stats_key,
     stream_key,
 )
-from backbone.stream_reader import ReadLimits, StreamReader
+from backbone.stream_reader import StreamReader
+from backbone.stream_silence import ReadLimits
 from tests.swarm.redis_fixture import RedisServer, running_redis
 
 T = TypeVar("T")
