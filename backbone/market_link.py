@@ -25,7 +25,7 @@ from backbone.engine.transport import Transport
 from backbone.receipt_flush import ReceiptFlusher
 from backbone.receipt_spool import ReceiptSpool
 from backbone.service_settings import ServiceSettings
-from backbone.trust_keeper import SqlTrustKeeper
+from backbone.trust_keeper import SqlTrustKeeper, learn
 from market.traffic import TrafficMeter, publish_traffic
 
 logger = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class MarketLink:
             backbone_id,
             self.guard.receipts.drain,
             ReceiptSpool(receipts_dir, backbone_id),
-            also=[self.guard.book.save, self.publish],
+            also=[self.guard.book.save, self.learn, self.publish],
         )
 
     def start(self) -> None:
@@ -85,6 +85,10 @@ class MarketLink:
         except Exception:  # the database may be away, and the receipts must be kept all the same
             logger.exception("what is known of the workers could not be saved")
         self._flusher.stop()
+
+    def learn(self) -> None:
+        """Hear of what other backbones found out about nodes. Raises django.db.Error."""
+        learn(self.guard.book, self.guard.receipts, time.time)
 
     def publish(self) -> None:
         """Tell the market how often each expert is called."""

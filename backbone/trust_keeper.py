@@ -1,19 +1,27 @@
 """Keeps the engine's trust in nodes in the market's tables. `backbone_process` gives one to the work guard.
 
-Workers at an address are no nodes: what is known of them ends with the process.
+Workers at an address are no nodes: what is known of them ends with the process. `learn` is how this backbone hears of
+lies that others have proven, and of an operator's release.
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 
 from django.db import Error
 
 from backbone.engine.audit import Evidence
+from backbone.engine.receipts import ReceiptBook
 from backbone.engine.trust import TrustState
+from backbone.engine.trust_book import TrustBook
 from kvasir.errors import EdgeError
 from market import trust_store
 from market.trust_store import SavedTrust
+
+logger = logging.getLogger(__name__)
 
 
 class SqlTrustKeeper:
@@ -36,6 +44,37 @@ class SqlTrustKeeper:
         """Keep a state, and the evidence that changed it if it was a lie. Raises django.db.Error."""
         if is_node(worker_id):
             trust_store.save(worker_id, SavedTrust(**asdict(state)), None if evidence is None else evidence.as_json())
+
+
+def learn(book: TrustBook, receipts: ReceiptBook, now: Callable[[], float]) -> None:
+    """Take from SQL what other backbones and the operator did to nodes that this one knows. Raises django.db.Error.
+
+    A node that lied elsewhere is in quarantine here too: what it still answers is confirmed and not paid, and what no
+    check had vouched for here is withheld.
+    """
+    saved = trust_store.trust_of(filter(is_node, book.states()))
+    for node_id, kept in saved.items():
+        news = TrustState(**asdict(kept))
+        if not is_news(book.state(node_id), news):
+            continue
+        before, after = book.change(node_id, partial(_after_news, news=news))
+        if after.failures > before.failures:
+            n_withheld = receipts.withhold(
+                node_id, now(), f"another backbone proved a lie (evidence {news.evidence_id})"
+            )
+            logger.warning("node %s has lied elsewhere: quarantine, %d row-experts withheld", node_id, n_withheld)
+        elif before.quarantined and not after.quarantined:
+            logger.info("node %s was released", node_id)
+
+
+def _after_news(state: TrustState, news: TrustState) -> TrustState:
+    return news if is_news(state, news) else state
+
+
+def is_news(state: TrustState, kept: TrustState) -> bool:
+    """Whether what is kept says more than this backbone knows: a further lie, or a release from the same one."""
+    is_release = state.quarantined and not kept.quarantined and state.evidence_id == kept.evidence_id
+    return kept.failures > state.failures or (kept.failures == state.failures and is_release)
 
 
 def is_node(worker_id: str) -> bool:

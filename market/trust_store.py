@@ -62,7 +62,7 @@ def merge(kept: SavedTrust, state: SavedTrust) -> SavedTrust:
 
 
 def release(node_id: str) -> SavedTrust:
-    """End a quarantine: the node starts again, unproven. Backbones hear of it when they start.
+    """End a quarantine: the node starts again, unproven. Backbones hear of it in seconds.
 
     Raises ConfigError unless the node is in quarantine.
     """

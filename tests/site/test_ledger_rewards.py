@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
 from io import StringIO
@@ -15,10 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backbone.engine.audit import Evidence as EngineEvidence
-from backbone.engine.trust import TrustState, after_good_check, after_lie
-from backbone.engine.trust_book import TrustKeeper
-from backbone.trust_keeper import SqlTrustKeeper
+from backbone.engine.receipts import ReceiptBook
+from backbone.engine.trust import TrustPolicy, TrustState, after_good_check, after_lie
+from backbone.engine.trust_book import TrustBook, TrustKeeper
+from backbone.trust_keeper import SqlTrustKeeper, learn
 from kvasir.errors import EdgeError
+from kvasir.experts import ExpertRange
 from market import trust_store
 from market.receipts import record
 from market.tokens import TokenScope, issue
@@ -242,6 +245,34 @@ def test_a_backbone_that_has_not_heard_of_a_lie_does_not_wash_it_away(site: Mark
     trust_store.save("n", caught)
     assert trust_store.save("n", SavedTrust(verified=9000)) == caught
     assert trust_store.load("n") == caught
+
+
+def test_a_lie_that_another_backbone_proved_is_heard_of_and_so_is_a_release(site: MarketSite) -> None:
+    book, receipts = TrustBook(TrustPolicy(proven_after=10), SqlTrustKeeper()), ReceiptBook(MODEL)
+    book.change("n", lambda state: after_good_check(state, 20))
+    book.change("10.0.0.1:7000", lambda state: after_good_check(state, 20))
+    book.save()
+    receipts.add_pending("n", Counter({ExpertRange(3, 0, 8): 7}))
+    learn(book, receipts, lambda: 5.0)
+    assert book.is_proven("n") and receipts.drain() == ()
+
+    SqlTrustKeeper().save("n", after_lie(TrustState(), "e1"), evidence("n"))
+    for _ in range(2):
+        learn(book, receipts, lambda: 5.0)
+        book.save()
+        assert book.state("n") == TrustState(failures=1, quarantined=True, evidence_id="e1")
+    (withheld,) = receipts.drain()
+    assert (withheld.row_experts, withheld.verified) == (7, False)
+    assert withheld.reason == "another backbone proved a lie (evidence e1)"
+
+    trust_store.release("n")
+    learn(book, receipts, lambda: 5.0)
+    assert book.state("n") == TrustState(failures=1, evidence_id="e1")
+    book.change("n", lambda state: after_lie(state, "e2"))
+    learn(book, receipts, lambda: 5.0)  # before it is saved: no release from this one
+    assert book.state("n").quarantined
+    book.save()
+    assert trust_store.load("n") == SavedTrust(failures=2, quarantined=True, evidence_id="e2")
 
 
 def test_an_operator_ends_a_quarantine(site: MarketSite) -> None:

@@ -12,7 +12,7 @@ from market.trust_store import release
 
 
 class Command(BaseCommand):
-    help = "End the quarantine of a node: it starts again, unproven. Backbones hear of it when they start."
+    help = "End the quarantine of a node: it starts again, unproven."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("node_id", help="the node's id (16 hex digits)")
