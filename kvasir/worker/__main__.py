@@ -1,7 +1,7 @@
 """The command `kvasir-worker`, also `python -m kvasir.worker`.
 
-Parses, opens the slice, serves until SIGTERM or SIGINT, answers what is in flight and ends with exit code 0. An error
-at the start is one sentence on standard error and exit code 2.
+Parses, opens the slice or starts an agent, serves until SIGTERM or SIGINT, answers what is in flight and ends with exit
+code 0. An error after which a worker cannot start or go on is one sentence on standard error and exit code 2.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import sys
 from collections.abc import Sequence
 
 from kvasir.errors import KvasirError
-from kvasir.worker.config import WorkerConfig, parse_arguments
+from kvasir.worker.agent_config import AgentConfig
+from kvasir.worker.config import WorkerConfig, parse_command
 from kvasir.worker.holdings import Holdings, open_holdings
 from kvasir.worker.join import RelayWorker
 from kvasir.worker.memory import keep_heap_small
@@ -24,15 +25,27 @@ from kvasir.worker.serve import WorkerServer
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the worker and return its exit code."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # else a line for each heartbeat
     keep_heap_small()
     try:
-        config = parse_arguments(sys.argv[1:] if arguments is None else arguments)
+        config = parse_command(sys.argv[1:] if arguments is None else arguments)
+        if isinstance(config, AgentConfig):
+            asyncio.run(_work(config))
+            return 0
         holdings = open_holdings(config.slice_path, config.kernel, config.n_threads)
         asyncio.run(_join(config, holdings) if config.relay_url else _serve(config, holdings))
     except KvasirError as error:
         sys.stderr.write(f"kvasir-worker: {error}\n")
         return 2
     return 0
+
+
+async def _work(config: AgentConfig) -> None:
+    from kvasir.worker.agent_start import run_agent  # httpx and all that is not needed to serve a slice
+
+    if not config.json:
+        logging.getLogger("kvasir").setLevel(logging.ERROR)  # the agent says what matters itself
+    await run_agent(config, _stop_signal)
 
 
 async def _serve(config: WorkerConfig, holdings: Holdings) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from kvasir.errors import ConfigError
 from kvasir.relay_directory import checked_url
+from kvasir.worker.agent_config import AgentConfig, add_agent_options, agent_config
 
 KERNELS = ("auto", "kx1", "float")
 MIB = 1024 * 1024
@@ -25,8 +26,10 @@ example:
     kvasir-worker serve --slice slice.gguf --listen 127.0.0.1:7070
   or, from behind a router or firewall, through a relay:
     kvasir-worker join wss://relay.example.org/relay --token-file token.txt --slice slice.gguf
+  or leave it to a site to say what is needed most:
+    kvasir-worker join https://kvasir.example.org --budget 2GiB
 
-The worker computes these experts for every backbone that connects and has the same model and the same kernel.
+The worker computes its experts for every backbone that connects and has the same model and the same kernel.
 Stop it with Ctrl-C or SIGTERM: it finishes what it has begun.
 """
 
@@ -64,15 +67,36 @@ class WorkerConfig:
         return self.max_inflight_mb * MIB
 
 
+def parse_command(arguments: Sequence[str]) -> WorkerConfig | AgentConfig:
+    """What these arguments ask for. Raises ConfigError; argparse exits for --help and misuse."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.threads is not None:
+        _check_between("--threads", options.threads, 1, 1024)
+    if options.command == "join":
+        has_token = options.token is not None or options.token_file is not None
+        if (options.budget is None) == (options.slice is None):
+            parser.error("join needs either --budget SIZE, with a site's address, or --slice FILE, with a relay's")
+        if options.budget is not None:
+            return agent_config(options, read_token(options.token, options.token_file))
+        if not has_token:
+            parser.error("--slice needs --token-file or --token: one that the relay's operator gave you")
+    return _worker_config(options)
+
+
 def parse_arguments(arguments: Sequence[str]) -> WorkerConfig:
-    """The configuration that these arguments ask for. Raises ConfigError; argparse exits for --help and misuse."""
-    options = _parser().parse_args(arguments)
+    """As `parse_command`, for the forms with a slice. Raises ConfigError for the form with a budget too."""
+    config = parse_command(arguments)
+    if isinstance(config, AgentConfig):
+        raise ConfigError("a slice is needed here, not --budget")
+    return config
+
+
+def _worker_config(options: argparse.Namespace) -> WorkerConfig:
     is_joining = options.command == "join"
     host, port = parse_address(options.listen) if not is_joining else ("", 0)
     _check_between("--max-clients", options.max_clients, 1, 1024)
     _check_between("--max-inflight-mb", options.max_inflight_mb, LEAST_INFLIGHT_MB, 4095)
-    if options.threads is not None:
-        _check_between("--threads", options.threads, 1, 1024)
     if not options.slice.is_file():
         raise ConfigError(f"--slice {options.slice}: there is no such file; cut one with `kvasir slice`")
     return WorkerConfig(
@@ -136,24 +160,36 @@ def _parser() -> argparse.ArgumentParser:
         metavar="HOST:PORT",
         help="where to listen (default %(default)s; port 0: the system chooses, the start says which)",
     )
-    _add_options(serve)
-    join = commands.add_parser(
-        "join",
-        help="serve a slice through a relay",
-        description="Serve a slice to the backbones of a relay, over one connection that this worker opens.",
-        epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    join.add_argument("url", metavar="URL", help="the relay, such as wss://relay.example.org/relay")
-    tokens = join.add_mutually_exclusive_group(required=True)
-    tokens.add_argument("--token-file", type=Path, metavar="FILE", help="a file that holds this node's token")
-    tokens.add_argument("--token", metavar="TOKEN", help="the token itself; other users of this machine may see it")
-    _add_options(join)
+    _add_options(serve, is_slice_needed=True)
+    _add_join(commands)
     return parser
 
 
-def _add_options(serve: argparse.ArgumentParser) -> None:
-    serve.add_argument("--slice", type=Path, required=True, metavar="FILE", help="the slice, made by `kvasir slice`")
+def _add_join(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    join = commands.add_parser(
+        "join",
+        help="work for a site, with a budget; or serve a slice through a relay",
+        description="With --budget: do all that a site needs done and that fits. With --slice: serve that slice to the "
+        "backbones of a relay. Either way over connections that this worker opens.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    join.add_argument(
+        "url",
+        metavar="URL",
+        help="the site, such as https://kvasir.example.org; or the relay, such as wss://relay.example.org/relay",
+    )
+    add_agent_options(join)
+    tokens = join.add_mutually_exclusive_group()
+    tokens.add_argument("--token-file", type=Path, metavar="FILE", help="a file that holds this node's token")
+    tokens.add_argument("--token", metavar="TOKEN", help="the token itself; other users of this machine may see it")
+    _add_options(join, is_slice_needed=False)
+
+
+def _add_options(serve: argparse.ArgumentParser, *, is_slice_needed: bool) -> None:
+    serve.add_argument(
+        "--slice", type=Path, required=is_slice_needed, metavar="FILE", help="the slice, made by `kvasir slice`"
+    )
     serve.add_argument("--threads", type=int, metavar="N", help="threads that compute (default: one a core)")
     serve.add_argument(
         "--kernel",

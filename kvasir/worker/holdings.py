@@ -1,19 +1,22 @@
-"""What a worker holds: the experts of one slice, loaded into one kernel.
+"""What a worker holds: the experts of one slice or of several, loaded into one kernel.
 
-Made once at the start; connections check requests against it and the compute queue computes with it. The weights
-stay in the mapped file.
+Made at the start, and by an agent whenever it holds other ranges; connections check requests against it and the compute
+queue computes with it. The weights stay in the mapped files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from kvasir.errors import ConfigError
+from kvasir.expert_ranges import merge_ranges
 from kvasir.experts import ExpertRange
 from kvasir.kernels.api import ExpertKernel, LoadedExperts
 from kvasir.slice_file import SliceFile
+from kvasir.worker.joined_experts import JoinedExperts
 from kvasir.worker.kernel_choice import choose_kernel
 
 
@@ -41,19 +44,48 @@ def open_holdings(path: Path, kernel: str, n_threads: int | None) -> Holdings:
     Raises ConfigError when the kernel cannot compute this slice, SliceError or GGUFError for an unsound file,
     KernelError when the kernel does not pass its self-test.
     """
-    slice_file = SliceFile.open(path)
-    experts = list(slice_file.layers.values())
-    chosen = choose_kernel(kernel, experts, n_threads)
-    for layer in experts:
-        reason = chosen.refusal(layer)
-        if reason is not None:
-            raise ConfigError(f"--kernel {kernel} cannot compute {path}: {reason}")
+    return join_holdings([path], kernel, n_threads)
+
+
+def join_holdings(paths: Sequence[Path], kernel: str, n_threads: int | None) -> Holdings:
+    """Open slices of one model that share no expert, as one. Raises as `open_holdings` does."""
+    files = [SliceFile.open(path) for path in paths]
+    chosen = choose_kernel(kernel, [experts for file in files for experts in file.layers.values()], n_threads)
+    for file in files:
+        _check(file, files[0], chosen, kernel)
+    ranges = merge_ranges(item for file in files for item in file.ranges)
+    if sum(item.n_experts for item in ranges) != sum(file.n_experts for file in files):
+        raise ConfigError(f"slices hold the same experts twice: {', '.join(str(path) for path in paths)}")
+    layers = {item.layer for item in ranges}
     return Holdings(
-        model_fingerprint=slice_file.model_fingerprint,
-        model_name=slice_file.model_name,
-        d_model=slice_file.facts.d_model,
-        ranges=slice_file.ranges,
+        model_fingerprint=files[0].model_fingerprint,
+        model_name=files[0].model_name,
+        d_model=files[0].facts.d_model,
+        ranges=ranges,
         kernel=chosen,
-        layers={layer.layer: chosen.load(layer) for layer in experts},
-        slice_bytes=slice_file.n_bytes,
+        layers={layer: _load(chosen, files, layer) for layer in sorted(layers)},
+        slice_bytes=sum(file.n_bytes for file in files),
     )
+
+
+def _check(file: SliceFile, first: SliceFile, chosen: ExpertKernel, name: str) -> None:
+    if (file.model_fingerprint, file.facts.d_model) != (first.model_fingerprint, first.facts.d_model):
+        raise ConfigError(
+            f"{file.path} is of model {file.model_fingerprint}, {first.path} of {first.model_fingerprint}"
+        )
+    for experts in file.layers.values():
+        reason = chosen.refusal(experts)
+        if reason is not None:
+            raise ConfigError(f"--kernel {name} cannot compute {file.path}: {reason}")
+
+
+def _load(chosen: ExpertKernel, files: Sequence[SliceFile], layer: int) -> LoadedExperts:
+    """One layer from all files that have experts of it, in the order of their ids."""
+    having = [file for file in files if layer in file.layers]
+    if len(having) == 1:
+        return chosen.load(having[0].layers[layer])
+    having.sort(key=lambda file: file.expert_ids(layer)[0])
+    for before, after in pairwise(having):
+        if before.expert_ids(layer)[-1] > after.expert_ids(layer)[0]:
+            raise ConfigError(f"the experts of layer {layer} in {before.path} and {after.path} alternate")
+    return JoinedExperts([chosen.load(file.layers[layer]) for file in having])

@@ -39,11 +39,13 @@ class RelayWorker:
         holdings: Holdings,
         *,
         on_joined: Callable[[], None] = lambda: None,
+        on_lost: Callable[[str], None] = lambda _reason: None,
         jitter: Callable[[], float] = random.random,
         keep_alive: KeepAlive | None = None,
     ) -> None:
         self._config = config
         self._on_joined = on_joined
+        self._on_lost = on_lost
         self._jitter = jitter
         self._keep_alive = keep_alive
         limits = Limits(max_inflight_bytes=min(config.max_inflight_bytes, MAX_INFLIGHT_BYTES))
@@ -65,6 +67,7 @@ class RelayWorker:
                     socket = await self._dial()
                 except EdgeError as error:
                     log.warning("%s", error)
+                    self._on_lost(str(error))
                 else:
                     began = loop.time()
                     await self._serve(socket)
@@ -123,6 +126,7 @@ class RelayWorker:
         await asyncio.wait([socket.closed, self._stopping], return_when=asyncio.FIRST_COMPLETED)
         if socket.closed.done():
             log.warning("lost: %s", socket.closed.result())
+            self._on_lost(socket.closed.result())
             return
         reason = self._stopping.result()
         for connection in self._connections:
