@@ -9,6 +9,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +29,7 @@ from market.tokens import TokenScope, issue
 from market.work_batch import WorkBatch, WorkReceipt
 from tests.site.database import database_at
 
+ROOT = Path(__file__).parents[2]
 MODEL = "f" * 64
 AT = 1_700_000_000.0
 BATCHES = tuple(WorkBatch(f"b:{n}", (WorkReceipt("n1", MODEL, 3, 0, 8, n, AT),)) for n in range(1, 4))
@@ -206,6 +209,34 @@ def test_the_thread_flushes_at_the_stop_and_saves_too(tmp_path: Path) -> None:
     assert sql.row_experts == 7
     assert saves == ["saved", "saved"]
     assert list(tmp_path.iterdir()) == []
+
+
+CHILD = """
+import sys
+from pathlib import Path
+from backbone.receipt_spool import ReceiptSpool
+from market.work_batch import WorkBatch, WorkReceipt
+spool = ReceiptSpool(Path(sys.argv[1]), "child")
+for number in range(1, 1_000_000):
+    spool.append(WorkBatch(f"child:{number}", (WorkReceipt(sys.argv[2], "f" * 64, 3, 0, 8, 1, 1.7e9),)))
+    print(number, flush=True)
+"""
+
+
+def test_what_a_process_had_put_on_the_disk_outlives_its_killing(tmp_path: Path, database: None) -> None:
+    node_id = issue(TokenScope.WORKER, "n").public_id
+    command = [sys.executable, "-c", CHILD, str(tmp_path / "receipts"), node_id]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as child:
+        assert child.stdout is not None
+        while int(child.stdout.readline()) < 20:
+            pass
+        child.kill()
+        n_said = max([20, *(int(line) for line in child.stdout.read().split("\n")[:-1] if line)])
+    next_one = ReceiptFlusher("next", source(), ReceiptSpool(tmp_path / "receipts", "next"))
+    assert next_one.flush() and next_one.flush()
+    n_recorded = RecordedBatch.objects.count()
+    assert n_said <= n_recorded <= n_said + 1
+    assert balance(f"node:{node_id}") == 1000 * n_recorded
 
 
 @pytest.fixture
