@@ -9,26 +9,23 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from django.db import OperationalError, connection, transaction
+from django.db import transaction
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from market.append_only import AppendOnlyError
 from market.ledger import balance, post, rebuild_balances, reverse, wrong_balances
 from market.ledger_entries import TREASURY, WITHHELD, EntryType, Event, LedgerError, make_event
-from market.ledger_models import LedgerBalance, LedgerEntry, LedgerEvent, RecordedBatch
+from market.ledger_models import LedgerBalance, LedgerEntry, LedgerEvent
 from market.models import Account
 from market.quotes import quotes_of, record_quote
 from market.receipts import record
 from market.rewards import Quote
-from market.sql_retry import TRIES, in_transaction
 from market.tokens import TokenScope, issue
 from market.work_batch import DAY_S, WorkBatch, WorkReceipt
 from market.work_models import WorkDay
@@ -45,20 +42,11 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def rolled_back(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Each test begins with an empty ledger, but for those that need real transactions."""
-    if "real_transactions" in request.fixturenames:
-        yield
-        return
+def rolled_back(database: None) -> Iterator[None]:
+    """Each test begins with an empty ledger."""
     with transaction.atomic():
         yield
         transaction.set_rollback(True)
-
-
-@pytest.fixture
-def real_transactions(tmp_path: Path) -> Iterator[None]:
-    with database_at(tmp_path / "own.sqlite3"):
-        yield
 
 
 def account(public_id: str) -> Account:
@@ -238,62 +226,6 @@ def test_any_order_and_any_replay_end_in_the_same_ledger(
         assert {tuple(row[:4]): row[4] for row in stored} == dict(days)
         assert wrong_balances() == []
         transaction.set_rollback(True)
-
-
-def test_concurrent_writers_count_each_batch_once(real_transactions: None) -> None:
-    node_id = node(account("ann"))
-    made = [WorkBatch(f"b:{number}", (work(node_id, number + 1),)) for number in range(6)]
-    counted: list[bool] = []
-    failures: list[BaseException] = []
-
-    def write(order: list[WorkBatch]) -> None:
-        try:
-            counted.extend(record(batch) for batch in order)
-        except BaseException as error:  # told by the test's own thread
-            failures.append(error)
-        finally:
-            connection.close()
-
-    threads = [threading.Thread(target=write, args=(made[n:] + made[:n],)) for n in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
-    assert (len(counted), sum(counted)) == (24, 6)
-    assert balance("owner:ann") == 1000 * sum(range(1, 7))
-    assert wrong_balances() == []
-
-
-def test_a_batch_is_recorded_whole_or_not_at_all(real_transactions: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    batch = WorkBatch("b:1", (work(node(account("ann"))),))
-
-    def fail(_event: Event) -> bool:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr("market.receipts.post", fail)
-        with pytest.raises(KeyboardInterrupt):
-            record(batch)
-    assert (RecordedBatch.objects.count(), WorkDay.objects.count()) == (0, 0)
-    assert record(batch)
-    assert balance("owner:ann") == 10_000
-
-
-def test_a_locked_database_is_tried_again_and_given_up_in_the_end(real_transactions: None) -> None:
-    waits: list[float] = []
-    tries = iter([True, True, False])
-
-    def locked() -> str:
-        if next(tries, True):
-            raise OperationalError("database is locked")
-        return "done"
-
-    assert in_transaction(locked, waits.append) == "done"
-    assert len(waits) == 2
-    with pytest.raises(OperationalError):
-        in_transaction(locked, waits.append)
-    assert len(waits) == 2 + TRIES - 1
 
 
 def test_amounts_that_sql_cannot_hold_are_refused() -> None:
