@@ -216,5 +216,6 @@ class BackboneProcess:
             "row_experts_workers": counters.shares.workers,
             "row_experts_hot": counters.shares.hot,
             "row_experts_fallback": counters.shares.fallback,
-            "workers": len(self._transport.live()),
+            # those that may serve; asking has new ones tested, so that they are ready before the first request
+            "workers": len(self._market.guard.usable(self._transport.live())),
         }

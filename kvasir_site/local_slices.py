@@ -1,10 +1,13 @@
-"""Slices for workers on this machine: a model's experts dealt out evenly. For `manage.py demo` and `manage.py up`."""
+"""A model's experts dealt out evenly to workers on this machine: as slices for `manage.py demo`, as budgets for
+`manage.py up`, whose workers fetch what the market gives them.
+"""
 
 from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
 
+from kvasir.budget import WORKER_OVERHEAD_BYTES
 from kvasir.errors import KvasirError
 from kvasir.experts import ExpertRange
 from kvasir.gguf_index import GGUFIndex
@@ -32,6 +35,25 @@ def cut_shares(model: Path, n_shares: int, directory: Path) -> list[Path]:
                 write_slice(plan_slice(index, card, ranges), path)
             paths.append(path)
     return paths
+
+
+def share_budget(model: Path, n_shares: int) -> int:
+    """Bytes of memory for one of `n_shares` workers that hold all experts together, its own overhead included.
+
+    One expert more than the share: budgets hold whole experts, and half an expert in each is of no use to anybody.
+    Raises GGUFError or UnsupportedModelError for the model.
+    """
+    with GGUFIndex.open(model) as index:
+        card = ModelCard.from_index(index)
+    routed = sum(layer.expert_bytes * card.n_expert for layer in card.layers)
+    largest = max(layer.expert_bytes for layer in card.layers)
+    return WORKER_OVERHEAD_BYTES + -(-routed // n_shares) + largest
+
+
+def forget_work(directory: Path) -> None:
+    """Have local workers begin anew: their nodes were of another run. What they fetched stays in their caches."""
+    for state in directory.glob("*/state.json"):
+        state.unlink()
 
 
 def _holds(path: Path, fingerprint: str, ranges: tuple[ExpertRange, ...]) -> bool:

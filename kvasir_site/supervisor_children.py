@@ -24,11 +24,11 @@ STOP_MARGIN_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Blueprint:
-    """What the children are made from: `slices` are the workers' files, `backbone_stop_s` is a stop in good order."""
+    """What the children are made from: `worker_budget` in bytes each, `backbone_stop_s` is a stop in good order."""
 
     settings: UpSettings
     redis: PrivateRedis | None  # None: REDIS_URL names one
-    slices: Sequence[Path]
+    worker_budget: int
     credentials: Credentials
     run_dir: Path
     backbone_command: Callable[[str], Sequence[str]]
@@ -76,16 +76,20 @@ class Blueprint:
             yield self._server(f"relay-{number + 1}", port, "--relay-only")
 
     def _workers(self) -> Iterator[Child]:
-        """Each joins one relay; those of `relay_ports` in turn, the web server's own when there is none."""
-        joined = [(f"relay-{number + 1}", port) for number, port in enumerate(self.settings.relay_ports)]
-        joined = joined or [(WEB, self.settings.port)]
-        for number, (path, token) in enumerate(zip(self.slices, self.credentials.worker_tokens, strict=True)):
-            relay, port = joined[number % len(joined)]
-            plan = ChildPlan(f"worker-{number + 1}", needs=(relay,), stop_stage=WORKERS_STOP)
-            command = [sys.executable, "-m", "kvasir.worker", "join", self.relay_url(port)]
-            command += ["--token-file", "/dev/stdin", "--slice", str(path)]
+        """Each knows the site and a budget. They join those of `relay_ports` in turn, else the relay of the site."""
+        relays = [(f"relay-{number + 1}", port) for number, port in enumerate(self.settings.relay_ports)]
+        for number, token in enumerate(self.credentials.worker_tokens):
+            name, needs, command = f"worker-{number + 1}", [WEB], [sys.executable, "-m", "kvasir.worker", "join"]
+            command += [f"http://{self.settings.reachable_host}:{self.settings.port}"]
+            command += ["--budget", str(self.worker_budget), "--token-file", "/dev/stdin"]
+            command += ["--state-dir", str(self.run_dir / "workers" / str(number + 1))]
             command += ["--threads", str(self.settings.worker_threads), "--json"]
-            yield Child(plan, command, _has_joined, stdin=token.encode())
+            if relays:
+                relay, port = relays[number % len(relays)]
+                needs.append(relay)
+                command += ["--relay", self.relay_url(port)]
+            plan = ChildPlan(name, needs=tuple(needs), stop_stage=WORKERS_STOP, stop_deadline_s=20.0)
+            yield Child(plan, command, _has_settled, stdin=token.encode())
 
     def _backbones(self) -> Iterator[Child]:
         for number in range(self.settings.n_backbones):
@@ -110,6 +114,6 @@ def _consumes(log: str) -> bool:
     return any(line.endswith(" ready.") for line in log.splitlines())
 
 
-def _has_joined(log: str) -> bool:
-    """Whether a relay has taken this worker."""
-    return any(line.startswith('{"event": "joined"') for line in log.splitlines())
+def _has_settled(log: str) -> bool:
+    """Whether this worker serves all that the market had for its budget."""
+    return any(line.startswith('{"event": "settled"') for line in log.splitlines())

@@ -1,7 +1,8 @@
 """An agent's place at the relay: other holdings take over without a moment in which nobody answers.
 
 What a worker holds is told to backbones when an edge opens, so other holdings need other edges. The new ones are opened
-first; then the old ones say goodbye, answer what is under way and close.
+first and both serve for a moment, in which backbones test the new ones; then the old ones say goodbye, answer what is
+under way and close.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from kvasir.worker.holdings import Holdings
 from kvasir.worker.join import RelayWorker
 
 HANDOVER_S = 20.0  # for the new edges; when the relay is away that long there is nothing to hand over
+OVERLAP_S = 3.0  # both serve: a backbone gives a new edge no work before it has tested it
 
 log = logging.getLogger(__name__)
 
@@ -49,12 +51,15 @@ class AgentEdge:
         on_change: OnChange,
         make_worker: Callable[..., Joined] = RelayWorker,
         handover_s: float = HANDOVER_S,
+        overlap_s: float = OVERLAP_S,
     ) -> None:
         self._config = config
         self._on_change = on_change
         self._make_worker = make_worker
         self._handover_s = handover_s
+        self._overlap_s = overlap_s
         self._current: _Session | None = None
+        self._overlapping: list[_Session] = []
         self._leaving: set[asyncio.Task[None]] = set()
 
     @property
@@ -88,12 +93,15 @@ class AgentEdge:
             return False
         self._current = new
         if old is not None:
-            self._let_go(old, "this worker serves other experts now")
+            self._overlapping.append(old)
+            asyncio.get_running_loop().call_later(self._overlap_s, self._end_overlap, old)
         self._on_change(new.is_joined, "" if new.is_joined else "the relay is away")
         return True
 
     async def stop(self, reason: str) -> None:
         """Say goodbye, answer what is under way, close; all within the stop deadline."""
+        for session in tuple(self._overlapping):
+            self._end_overlap(session)
         if self._current is not None:
             self._let_go(self._current, reason)
             self._current = None
@@ -117,6 +125,11 @@ class AgentEdge:
         session.is_joined = is_joined
         if self._current is session:
             self._on_change(is_joined, reason)
+
+    def _end_overlap(self, session: _Session) -> None:
+        if session in self._overlapping:
+            self._overlapping.remove(session)
+            self._let_go(session, "this worker serves other experts now")
 
     def _let_go(self, session: _Session, reason: str) -> None:
         session.worker.stop(reason)

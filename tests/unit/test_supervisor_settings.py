@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from kvasir.budget import WORKER_OVERHEAD_BYTES, experts_for_budget
 from kvasir.errors import ConfigError
-from kvasir_site.local_slices import cut_shares
+from kvasir.gguf_index import GGUFIndex
+from kvasir.model_card import ModelCard
+from kvasir_site.local_slices import cut_shares, forget_work, share_budget
 from kvasir_site.redis_server import PrivateRedis, RedisBinary
 from kvasir_site.supervisor_children import Blueprint
 from kvasir_site.supervisor_credentials import Credentials
@@ -24,8 +27,7 @@ CREDENTIALS = Credentials(("secret-1", "secret-2", "secret-3"), "secret-b", "key
 
 def blueprint(tmp_path: Path, redis: PrivateRedis | None = REDIS, **environ: str) -> Blueprint:
     settings = UpSettings.from_environ({"KVASIR_LOCAL_WORKERS": "3"} | environ)
-    slices = [tmp_path / f"{number}.gguf" for number in range(3)]
-    return Blueprint(settings, redis, slices, CREDENTIALS, tmp_path, lambda name: ["celery", name], 20.0)
+    return Blueprint(settings, redis, 200_000_000, CREDENTIALS, tmp_path, lambda name: ["celery", name], 20.0)
 
 
 def test_defaults_are_one_service_on_the_loopback() -> None:
@@ -86,10 +88,16 @@ def test_children_start_and_stop_in_order(tmp_path: Path) -> None:
     assert order == [{"backbone"}, {"worker"}, {"web", "relay"}, {"redis"}]
 
 
-def test_workers_join_the_relays_in_turn_and_get_their_tokens_unseen(tmp_path: Path) -> None:
+def test_workers_know_site_and_budget_join_the_relays_in_turn_and_get_their_tokens_unseen(tmp_path: Path) -> None:
     children = blueprint(tmp_path, KVASIR_RELAY_PORTS="8001,8002").children()
     workers = [child for child in children if child.plan.name.startswith("worker")]
-    assert [child.command[4].split(":")[2] for child in workers] == ["8001/relay", "8002/relay", "8001/relay"]
+    for child in workers:
+        assert child.command[3:7] == ["join", "http://127.0.0.1:8000", "--budget", "200000000"]
+        assert "--slice" not in child.command
+    relays = [child.command[-1].split(":")[2] for child in workers]
+    assert relays == ["8001/relay", "8002/relay", "8001/relay"]
+    assert len({child.command[child.command.index("--state-dir") + 1] for child in workers}) == 3
+    assert "--relay" not in blueprint(tmp_path).children()[2].command  # the site's own
     assert [child.stdin for child in workers] == [b"secret-1", b"secret-2", b"secret-3"]
     for child in children:
         assert "secret-" not in " ".join(child.command) + repr(child)
@@ -113,6 +121,25 @@ def test_slices_are_cut_once(tmp_path: Path) -> None:
     changed = [path.stat().st_mtime_ns != before for path, before in zip(first, times, strict=True)]
     assert changed == [False, True, False]
     assert len(cut_shares(model, 100, tmp_path / "slices")) == 16
+
+
+def test_budgets_hold_all_experts_together(tmp_path: Path) -> None:
+    model = write_tiny(tmp_path / "tiny.gguf", TinyModel("qwen3moe", "Q4_K"))
+    with GGUFIndex.open(model) as index:
+        card = ModelCard.from_index(index)
+    for n_workers in (1, 2, 3):
+        budget = share_budget(model, n_workers)
+        assert n_workers * experts_for_budget(card, budget) >= card.n_expert * len(card.layers)
+        share = sum(layer.expert_bytes * card.n_expert for layer in card.layers) / n_workers
+        assert budget - WORKER_OVERHEAD_BYTES - share <= max(layer.expert_bytes for layer in card.layers) + 1
+
+
+def test_a_new_run_keeps_what_was_fetched_and_forgets_who_was_promised_what(tmp_path: Path) -> None:
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "state.json").touch()
+    (tmp_path / "1" / "slices").touch()
+    forget_work(tmp_path)
+    assert [path.name for path in (tmp_path / "1").iterdir()] == ["slices"]
 
 
 def test_lines_never_land_in_the_middle_of_a_text() -> None:

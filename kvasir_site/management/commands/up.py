@@ -15,7 +15,7 @@ from django.db import connections
 
 from backbone.service_settings import celery_command
 from kvasir.errors import KvasirError
-from kvasir_site.local_slices import cut_shares
+from kvasir_site.local_slices import forget_work, share_budget
 from kvasir_site.ports import check_port, free_port
 from kvasir_site.redis_server import PrivateRedis, find_binary
 from kvasir_site.supervisor import Supervisor
@@ -54,14 +54,14 @@ class Command(BaseCommand):
         os.environ.setdefault("KVASIR_SECRET_KEY", new_secret())  # one for all children
         call_command("migrate", interactive=False, verbosity=0)
         service = settings.KVASIR_SERVICE
-        slices = cut_shares(service.model, chosen.n_workers, settings.RUN_DIR / "slices") if chosen.n_workers else []
         run_dir = settings.RUN_DIR
-        with credentials(len(slices), run_dir / "credentials.json") as made:
+        forget_work(run_dir / "workers")
+        with credentials(chosen.n_workers, run_dir / "credentials.json") as made:
             connections.close_all()
             blueprint = Blueprint(
                 settings=chosen,
                 redis=redis,
-                slices=slices,
+                worker_budget=share_budget(service.model, max(1, chosen.n_workers)),
                 credentials=made,
                 run_dir=run_dir,
                 backbone_command=lambda name: celery_command(service, name),
