@@ -12,14 +12,15 @@ from django.http.response import HttpResponseBase
 from ninja import NinjaAPI
 from ninja.errors import HttpError, ValidationError
 
-from backbone.api_auth import ApiKeyAuth
+from backbone.api_auth import ApiKeyAuth, asking_key
 from backbone.api_errors import ApiError, from_exception
 from backbone.api_generation import Generation
 from backbone.api_keys import KeyScope
 from backbone.api_metrics import METRICS, Measurement
 from backbone.api_parser import StrictParser
+from backbone.api_records import record_reply
 from backbone.api_replies import whole_reply
-from backbone.api_reply_schemas import ChatReply, CompletionReply, ErrorReply, ModelList, ModelReply
+from backbone.api_reply_schemas import ChatReply, CompletionReply, ErrorReply, ModelList, ModelReply, RequestReply
 from backbone.api_requests import Asked, RequestMaker
 from backbone.api_schemas import ChatBody, CompletionBody
 from backbone.api_settings import ApiSettings
@@ -62,13 +63,24 @@ async def model(request: HttpRequest, model_id: str) -> HttpResponse:
 )
 async def completions(request: HttpRequest, body: CompletionBody) -> HttpResponseBase:
     """One or several prompts, `n` choices for each. With `stream`: server-sent events."""
-    return await _answer(request, _maker().completion(body))
+    return await _answer(request, _maker(request).completion(body))
 
 
 @api.post("/chat/completions", response={200: ChatReply, frozenset(_ERRORS): ErrorReply}, summary="Answer to messages")
 async def chat_completions(request: HttpRequest, body: ChatBody) -> HttpResponseBase:
     """Messages, put into a prompt by the model's own chat template. With `stream`: server-sent events."""
-    return await _answer(request, _maker().chat(body))
+    return await _answer(request, _maker(request).chat(body))
+
+
+@api.get(
+    "/requests/{request_id}",
+    response={200: RequestReply, frozenset(_ERRORS): ErrorReply},
+    summary="The record of a request that has ended",
+)
+async def request_record(request: HttpRequest, request_id: str) -> HttpResponse:
+    """With the key that sent the request. A lie that is found later is added to it."""
+    reply = await record_reply(request_id, asking_key(request).public_id)
+    return _counted(request, JsonResponse(reply))
 
 
 def _refuse_other_methods(path: str, allowed: str) -> None:
@@ -104,8 +116,8 @@ for _kind in (Exception, HttpError, ValidationError, Http404):
     api.add_exception_handler(_kind, on_exception)
 
 
-def _maker() -> RequestMaker:
-    return RequestMaker(ApiSettings.from_django().deadline_s)
+def _maker(request: HttpRequest) -> RequestMaker:
+    return RequestMaker(ApiSettings.from_django().deadline_s, asking_key(request).public_id)
 
 
 async def _answer(request: HttpRequest, asked: Asked) -> HttpResponseBase:
@@ -153,7 +165,7 @@ def _model(entry: ModelEntry) -> dict[str, object]:
 def _endpoint(request: HttpRequest) -> str:
     """A name for the counters; there are few, whatever paths are asked for."""
     name = request.path_info.removeprefix("/v1/").split("/")[0]
-    return name if name in {"completions", "chat", "models"} else "other"
+    return name if name in {"completions", "chat", "models", "requests"} else "other"
 
 
 def _counted(request: HttpRequest, response: Reply) -> Reply:

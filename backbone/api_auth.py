@@ -108,6 +108,14 @@ async def key_holder(request: HttpRequest) -> KeyHolder:
     return holder
 
 
+def asking_key(request: HttpRequest) -> KeyHolder:
+    """Whose key a view's request was let in with."""
+    holder = getattr(request, "auth", None)  # where ninja puts what its authentication returned
+    if not isinstance(holder, KeyHolder):
+        raise TypeError("this view was called without ApiKeyAuth")
+    return holder
+
+
 def check_length(request: HttpRequest, limit: int) -> None:
     """Refuse a body that is larger than `limit` bytes, or that does not say how large it is. Raises ApiError."""
     if request.method not in {"POST", "PUT", "PATCH"}:

@@ -117,7 +117,7 @@ class Generation:
             if is_last(event):
                 self._unfinished.discard(number)
             if isinstance(event, Done):
-                self.tally.add(event)
+                self.tally.add(self._requests[number].request_id, event)
         return happened
 
     def close(self) -> None:

@@ -36,12 +36,20 @@ class ModelList(StrictModel):
 
 
 class SwarmUsage(StrictModel):
-    """Who computed this reply's row-experts (a row of one token times an expert); the shares add up to 1."""
+    """Who computed this reply's row-experts (a row of one token times an expert); the shares add up to 1.
+
+    `unconfirmed` are the workers whose answers were used before anybody had checked them, `flagged_workers` those of
+    them that have lied. `requests` are the ids of the records at /v1/requests/{id}, one for each prompt.
+    """
 
     row_experts: int
     workers: float
     hot: float
     fallback: float
+    flagged: bool
+    flagged_workers: list[str]
+    unconfirmed: list[str]
+    requests: list[str]
 
 
 class UsageReply(StrictModel):
@@ -51,6 +59,47 @@ class UsageReply(StrictModel):
     completion_tokens: int
     total_tokens: int
     kvasir: SwarmUsage
+
+
+class Flag(StrictModel):
+    """A worker that is proven to have lied, and the evidence's id. `operator`: one of the operator's own."""
+
+    worker: str
+    evidence_id: str
+
+
+class RecordTokens(StrictModel):
+    """Tokens of a request that was answered."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class RecordShares(StrictModel):
+    """Who computed an answered request's row-experts; the shares add up to 1."""
+
+    row_experts: int
+    workers: float
+    hot: float
+    fallback: float
+
+
+class RequestReply(StrictModel):
+    """What is kept of a request that has ended. Times are unix seconds."""
+
+    id: str
+    object: Literal["request"]
+    model: str
+    created: int
+    ended: int
+    strict: bool
+    error_code: str | None
+    usage: RecordTokens | None
+    shares: RecordShares | None
+    flagged: bool
+    flags: list[Flag]
+    unconfirmed: list[str]
 
 
 class CompletionLogprobs(StrictModel):

@@ -48,9 +48,13 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class RequestMaker:
-    """Makes requests. `random_bits(n)` gives n random bits, for ids and for seeds that the client left to us."""
+    """Makes requests. `random_bits(n)` gives n random bits, for ids and for seeds that the client left to us.
+
+    `owner` is the public id of the key that asks.
+    """
 
     deadline_s: float
+    owner: str = ""
     clock: Callable[[], float] = time.time
     random_bits: Callable[[int], int] = secrets.randbits
 
@@ -105,6 +109,8 @@ class RequestMaker:
                 created=created,
                 n=n,
                 sampling=sampling,
+                strict=bool(body.strict),
+                owner=self.owner,
                 **text,
             )
             for text in texts

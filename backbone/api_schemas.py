@@ -97,6 +97,9 @@ class GenerationBody(StrictModel):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = Field(default=None, description="Accepted and not used.")
+    strict: bool | None = Field(
+        default=None, description="Kvasir's own: confirm every worker's answer before it is used. Slower."
+    )
     metadata: dict[str, str] | None = Field(default=None, description="Accepted and not used.")
     service_tier: Literal["auto", "default"] | None = None
     store: Literal[False] | None = None

@@ -16,6 +16,7 @@ from backbone import directory, stream
 from backbone.api_limits import Rate, take
 from backbone.directory import ModelEntry
 from backbone.payloads import GenerationRequest
+from backbone.request_record import RequestRecord, read_record
 from backbone.stream import StreamEntry, StreamSettings
 from backbone.stream_keys import QUEUE
 from backbone.stream_silence import alive_backbones
@@ -31,6 +32,8 @@ class Swarm(Protocol):
     def read(self, request_id: str) -> AsyncGenerator[StreamEntry, None]: ...
 
     async def cancel(self, request_id: str) -> bool: ...
+
+    async def record(self, request_id: str) -> RequestRecord | None: ...
 
     async def models(self) -> Sequence[ModelEntry]: ...
 
@@ -58,6 +61,9 @@ class RedisSwarm:
 
     async def cancel(self, request_id: str) -> bool:
         return await stream.cancel(request_id)
+
+    async def record(self, request_id: str) -> RequestRecord | None:
+        return await read_record(_client(), request_id)
 
     async def models(self) -> Sequence[ModelEntry]:
         now = time.monotonic()

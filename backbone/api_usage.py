@@ -21,8 +21,12 @@ class UsageTally:
         self.completion_tokens = 0
         self.row_experts = 0
         self.by_source = dict.fromkeys(SOURCES, 0.0)
+        self.requests: list[str] = []
+        self.is_flagged = False
+        self.flagged_workers: set[str] = set()
+        self.unconfirmed: set[str] = set()
 
-    def add(self, done: Done) -> None:
+    def add(self, request_id: str, done: Done) -> None:
         """Count a finished request."""
         self.n_done += 1
         self.prompt_tokens += done.usage.prompt_tokens
@@ -30,14 +34,25 @@ class UsageTally:
         self.row_experts += done.kvasir.row_experts
         for source in SOURCES:
             self.by_source[source] += getattr(done.kvasir, source) * done.kvasir.row_experts
+        self.requests.append(request_id)
+        self.is_flagged |= done.kvasir.flagged
+        self.flagged_workers.update(done.kvasir.flagged_workers)
+        self.unconfirmed.update(done.kvasir.unconfirmed)
 
     def usage(self) -> dict[str, Any]:
-        """OpenAI's usage object with `kvasir`: row-experts, and the share of each source (together 1)."""
+        """OpenAI's usage object with `kvasir`: row-experts, each source's share (together 1), who was not checked."""
         n_all = self.row_experts
         shares = {source: n / n_all if n_all else 0.0 for source, n in self.by_source.items()}
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
-            "kvasir": {"row_experts": n_all, **{source: round(share, 6) for source, share in shares.items()}},
+            "kvasir": {
+                "row_experts": n_all,
+                **{source: round(share, 6) for source, share in shares.items()},
+                "flagged": self.is_flagged,
+                "flagged_workers": sorted(self.flagged_workers),
+                "unconfirmed": sorted(self.unconfirmed),
+                "requests": self.requests,
+            },
         }

@@ -80,9 +80,10 @@ class BackboneProcess:
         self._intake = RequestIntake(
             settings.model_name, self._loaded.tokenizer, self._loaded.index.metadata, settings.max_deadline_s
         )
-        self._mapper = EventMapper(self.id, entry.name, entry.fingerprint, self._loaded.tokenizer)
-        self._writer = EventWriter(self._redis, self._lose_store)
         self._market = MarketLink(settings, self.id, self._loaded, self._transport, self._redis, settings.receipts_dir)
+        exposures, records = self._market.guard.exposures, self._market.records
+        self._mapper = EventMapper(self.id, entry.name, entry.fingerprint, self._loaded.tokenizer, exposures)
+        self._writer = EventWriter(self._redis, self._lose_store, before_ends=records.end)
         self._service = self._make_service(self._loaded, self._transport)
         self._heartbeat = Heartbeat(
             self._redis, self.id, entry, stats=self._stats, is_healthy=self._is_healthy, on_sick=on_sick
@@ -127,6 +128,7 @@ class BackboneProcess:
                 logger.warning("request %s was delivered again while it runs here: ignored", request.request_id)
                 return
             stream = self._writer.open(request.request_id, request.deadline_s)
+            self._market.records.open(request)
         try:
             self._serve(request, stream)
         except RedisError as error:
@@ -136,6 +138,7 @@ class BackboneProcess:
             stream.finished.wait(_NOT_TAKEN_WAIT_S)
         finally:
             self._writer.close(stream)
+            self._market.records.close(request.request_id)
             self._cancelled.discard(request.request_id)
 
     def _serve(self, request: GenerationRequest, stream: OpenStream) -> None:
@@ -174,7 +177,7 @@ class BackboneProcess:
 
     def _pass_on(self, events: JobEvents) -> None:
         """On the engine's thread."""
-        self._writer.put([(request_id, self._mapper.event(event)) for request_id, event in events])
+        self._writer.put([(request_id, self._mapper.event(request_id, event)) for request_id, event in events])
 
     def _make_service(self, loaded: LoadedModel, transport: Transport) -> EngineService:
         settings = self._settings

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
+from backbone.engine.exposure import ExposureBook
 from backbone.engine.jobs import (
     Began,
     Broken,
@@ -20,6 +21,7 @@ from backbone.engine.service import ServiceClosed
 from backbone.engine.shares import Shares
 from backbone.engine.tokenizer import Tokenizer
 from backbone.events import Done, End, Event, Failed, Queued, Started, SwarmShare, Token, TopLogprob, Usage
+from backbone.trust_keeper import is_node
 from kvasir.errors import KvasirError, RequestError
 
 _STATUS: Mapping[FailureKind, tuple[int, str]] = {
@@ -31,6 +33,10 @@ _STATUS: Mapping[FailureKind, tuple[int, str]] = {
     FailureKind.ENGINE_LOST: (502, "backbone_lost"),
     FailureKind.STORE_LOST: (503, "redis_lost"),
 }
+
+
+MAX_NAMED = 64  # workers in a list that a client is shown
+OPERATORS = "operator"  # stands for all workers at an address: it is nobody's business
 
 
 class ModelNotFound(RequestError):
@@ -52,14 +58,15 @@ def refusal(error: KvasirError) -> Failed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EventMapper:
-    """Puts what only the process knows into events: who it is, and the bytes of tokens."""
+    """Puts what only the process knows into events: who it is, tokens' bytes, whose answers nobody confirmed."""
 
     backbone_id: str
     model_name: str
     fingerprint: str
     tokenizer: Tokenizer
+    exposures: ExposureBook = field(default_factory=ExposureBook)
 
-    def event(self, event: JobEvent) -> Event:
+    def event(self, request_id: str, event: JobEvent) -> Event:
         """The stream's event for one of the engine's."""
         match event:
             case NewToken():
@@ -71,9 +78,18 @@ class EventMapper:
             case ChoiceEnded(choice, finish_reason, n_tokens):
                 return End(choice, finish_reason.value, n_tokens)
             case Completed(n_prompt_tokens, n_completion_tokens, shares):
-                return Done(Usage(n_prompt_tokens, n_completion_tokens), swarm_share(shares))
+                return Done(Usage(n_prompt_tokens, n_completion_tokens), self._share(request_id, shares))
             case Broken(failure):
                 return Failed(*_STATUS[failure.kind], failure.message)
+
+    def _share(self, request_id: str, shares: Shares) -> SwarmShare:
+        flags = self.exposures.flags_of(request_id)
+        return replace(
+            swarm_share(shares),
+            flagged=bool(flags),
+            flagged_workers=shown_workers(flags.values()),
+            unconfirmed=shown_workers(self.exposures.unconfirmed_workers(request_id)),
+        )
 
     def _token(self, event: NewToken) -> Token:
         sampled = event.sampled
@@ -85,6 +101,16 @@ class EventMapper:
     def _bytes(self, token: int) -> bytes:
         """A model may have more outputs than its vocabulary has tokens: those stand for nothing."""
         return self.tokenizer.token_bytes(token) if token < self.tokenizer.n_vocab else b""
+
+
+def shown_workers(worker_ids: Iterable[str]) -> tuple[str, ...]:
+    """Workers as a client may see them: nodes by their public ids, the first MAX_NAMED."""
+    return tuple(sorted({shown_worker(worker_id) for worker_id in worker_ids})[:MAX_NAMED])
+
+
+def shown_worker(worker_id: str) -> str:
+    """A node's public id; no address of the operator's own network."""
+    return worker_id if is_node(worker_id) else OPERATORS
 
 
 def swarm_share(shares: Shares) -> SwarmShare:

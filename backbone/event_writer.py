@@ -56,9 +56,18 @@ _Entry = tuple[OpenStream, int, Event]
 class EventWriter:
     """Writes the streams that were opened here. `on_lost` is told, on some thread, when tokens cannot be delivered."""
 
-    def __init__(self, client: Redis, on_lost: Callable[[str], None], *, max_batches: int = 1024) -> None:
+    def __init__(
+        self,
+        client: Redis,
+        on_lost: Callable[[str], None],
+        *,
+        before_ends: Callable[[Events], None] = lambda ends: None,
+        max_batches: int = 1024,
+    ) -> None:
+        """`before_ends` is called by the thread with last events before a reader can see them; it must not raise."""
         self._script = client.register_script(_APPEND)
         self._on_lost = on_lost
+        self._before_ends = before_ends
         self._queue: queue.Queue[Events | None] = queue.Queue(max_batches)
         self._streams: dict[str, OpenStream] = {}
         self._stopping = threading.Event()
@@ -134,6 +143,9 @@ class EventWriter:
 
     def _write(self, events: Events) -> None:
         entries = [entry for entry in map(self._numbered, events) if entry is not None]
+        ends = [(stream.request_id, event) for stream, _, event in entries if is_last(event)]
+        if ends:
+            self._before_ends(ends)
         if entries:
             self._append(*_arguments(entries))
         for stream, _, event in entries:

@@ -78,12 +78,19 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class SwarmShare:
-    """Who computed the request's own row-experts: how many there were, and the shares (0 to 1, together 1)."""
+    """Who computed the request's own row-experts: how many there were, and the shares (0 to 1, together 1).
+
+    `unconfirmed` are workers whose answers it used before anybody had checked them. It is flagged when one of these,
+    the `flagged_workers`, is known to have lied. Both lists are sorted and bounded.
+    """
 
     row_experts: int
     workers: float
     hot: float
     fallback: float
+    flagged: bool = False
+    flagged_workers: tuple[str, ...] = ()
+    unconfirmed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +159,8 @@ def _token(
 
 
 def _done(usage: Mapping[str, Any], kvasir: Mapping[str, Any]) -> Done:
-    return Done(Usage(**usage), SwarmShare(**kvasir))
+    lists = {name: tuple(kvasir.get(name, ())) for name in ("flagged_workers", "unconfirmed")}
+    return Done(Usage(**usage), SwarmShare(**{**kvasir, **lists}))
 
 
 _READERS: Mapping[str, Callable[..., Event]] = {"token": _token, "done": _done}

@@ -17,13 +17,14 @@ from redis.exceptions import RedisError
 
 from backbone.engine.draws import KEY_BYTES
 from backbone.engine.edge_pool import EdgePool
-from backbone.engine.guard import WorkGuard
+from backbone.engine.guard import Lie, WorkGuard
 from backbone.engine.loaded_model import LoadedModel
 from backbone.engine.receipts import TrafficCounter
 from backbone.engine.reply_format import ReplyFormat
 from backbone.engine.transport import Transport
 from backbone.receipt_flush import ReceiptFlusher
 from backbone.receipt_spool import ReceiptSpool
+from backbone.record_keeper import RecordKeeper
 from backbone.service_settings import ServiceSettings
 from backbone.trust_keeper import SqlTrustKeeper, learn
 from market.traffic import TrafficMeter, publish_traffic
@@ -60,14 +61,16 @@ class MarketLink:
             key=secrets.token_bytes(KEY_BYTES),
             is_strict=settings.strict,
             keeper=SqlTrustKeeper(),
+            on_lie=self._note_lie,
             reply_format=ReplyFormat(settings.reply),
             node_of=transport.node_of if isinstance(transport, EdgePool) else lambda worker_id: worker_id,
         )
+        self.records = RecordKeeper(client, self.guard.exposures)
         self._flusher = ReceiptFlusher(
             backbone_id,
             self.guard.receipts.drain,
             ReceiptSpool(receipts_dir, backbone_id),
-            also=[self.guard.book.save, self.learn, self.publish],
+            also=[self.guard.book.save, self.learn, self.records.flush, self.publish],
         )
 
     def start(self) -> None:
@@ -88,7 +91,11 @@ class MarketLink:
 
     def learn(self) -> None:
         """Hear of what other backbones found out about nodes. Raises django.db.Error."""
-        learn(self.guard.book, self.guard.receipts, time.time)
+        for node_id, evidence_id in learn(self.guard.book, self.guard.receipts, time.time):
+            self.records.flag(self.guard.exposures.flag(node_id, evidence_id))
+
+    def _note_lie(self, lie: Lie) -> None:
+        self.records.flag(lie.flagged)
 
     def publish(self) -> None:
         """Tell the market how often each expert is called."""

@@ -38,7 +38,8 @@ class GenerationRequest:
     """One request as the API has checked it. Exactly one of `prompt` and `messages` is given, as `kind` says.
 
     `sampling` has the names of `SamplingParams`; ranges are checked by the backbone. `created` is in Unix seconds,
-    `deadline_s` counts from the moment that a backbone takes the request. `strict`: no unconfirmed work.
+    `deadline_s` counts from the moment that a backbone takes the request. `strict`: every worker's answer is confirmed
+    before it is used. `owner` is the public id of the key that asked, who alone may read the request's record.
     """
 
     request_id: str  # 32 lower-case hex digits
@@ -51,6 +52,7 @@ class GenerationRequest:
     n: int = 1
     sampling: Mapping[str, Any] = field(default_factory=dict)
     strict: bool = False
+    owner: str = ""
 
     def __post_init__(self) -> None:
         if not _REQUEST_ID.fullmatch(self.request_id):
@@ -101,6 +103,7 @@ _REQUEST_TYPES: Mapping[str, tuple[type, ...]] = {
     "created": (int, float),
     "deadline_s": (int, float),
     "strict": (bool,),
+    "owner": (str,),
 }
 
 

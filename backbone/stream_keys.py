@@ -19,6 +19,10 @@ MODEL_EXPIRY_S = 10
 KEEP_S = 300  # a stream that nothing is written to any more
 CLAIM_MARGIN_S = 3600  # a claim outlives its request, so that a late redelivery still finds it
 MAX_EVENTS = 16384  # of one stream
+RECORD_KEEP_S = 7 * 86_400  # a request's record, from its end or from the last lie that it knows of
+MAX_RECORDS = 100_000  # then the oldest go first
+RECORD_FIELD = "record"
+FLAG_FIELD = "flag:"  # and the evidence's id; holds the worker
 
 
 def stream_key(request_id: str) -> str:
@@ -59,6 +63,14 @@ def model_key(name: str) -> str:
 def wake_key(reader_id: str) -> str:
     """A stream that interrupts the blocked read of one web process."""
     return f"wake:{reader_id}"
+
+
+def record_key(request_id: str) -> str:
+    """A hash: what is kept of a request that has ended."""
+    return f"record:{request_id}"
+
+
+RECORDS = "records"  # a sorted set: ids of requests that have, or had, a record, by their end
 
 
 def entry_id(number: int) -> str:

@@ -46,12 +46,13 @@ class SqlTrustKeeper:
             trust_store.save(worker_id, SavedTrust(**asdict(state)), None if evidence is None else evidence.as_json())
 
 
-def learn(book: TrustBook, receipts: ReceiptBook, now: Callable[[], float]) -> None:
+def learn(book: TrustBook, receipts: ReceiptBook, now: Callable[[], float]) -> list[tuple[str, str]]:
     """Take from SQL what other backbones and the operator did to nodes that this one knows. Raises django.db.Error.
 
     A node that lied elsewhere is in quarantine here too: what it still answers is confirmed and not paid, and what no
-    check had vouched for here is withheld.
+    check had vouched for here is withheld. Returns the nodes that have lied elsewhere, each with its evidence's id.
     """
+    liars: list[tuple[str, str]] = []
     saved = trust_store.trust_of(filter(is_node, book.states()))
     for node_id, kept in saved.items():
         news = TrustState(**asdict(kept))
@@ -59,12 +60,14 @@ def learn(book: TrustBook, receipts: ReceiptBook, now: Callable[[], float]) -> N
             continue
         before, after = book.change(node_id, partial(_after_news, news=news))
         if after.failures > before.failures:
+            liars.append((node_id, news.evidence_id))
             n_withheld = receipts.withhold(
                 node_id, now(), f"another backbone proved a lie (evidence {news.evidence_id})"
             )
             logger.warning("node %s has lied elsewhere: quarantine, %d row-experts withheld", node_id, n_withheld)
         elif before.quarantined and not after.quarantined:
             logger.info("node %s was released", node_id)
+    return liars
 
 
 def _after_news(state: TrustState, news: TrustState) -> TrustState:

@@ -35,7 +35,7 @@ class ExposureBook:
         self._max_requests = max_requests
         self._lock = threading.Lock()
         self._workers: OrderedDict[str, set[str]] = OrderedDict()
-        self._evidence: OrderedDict[str, set[str]] = OrderedDict()  # of flagged requests
+        self._evidence: OrderedDict[str, dict[str, str]] = OrderedDict()  # of flagged requests: id, and whose lie
         self._n_forgotten = 0
 
     def note(self, worker_id: str, request_ids: Iterable[str]) -> None:
@@ -52,15 +52,19 @@ class ExposureBook:
         with self._lock:
             found = tuple(request for request, workers in self._workers.items() if worker_id in workers)
             for request_id in found:
-                self._evidence.setdefault(request_id, set()).add(evidence_id)
+                self._evidence.setdefault(request_id, {})[evidence_id] = worker_id
             while len(self._evidence) > self._max_requests:
                 self._evidence.popitem(last=False)
             return Flagged(worker_id, evidence_id, found, self._n_forgotten == 0)
 
     def evidence_of(self, request_id: str) -> tuple[str, ...]:
         """Why a request is flagged: ids of evidence; empty when it is not."""
+        return tuple(sorted(self.flags_of(request_id)))
+
+    def flags_of(self, request_id: str) -> dict[str, str]:
+        """Why a request is flagged: the worker that lied, by the id of the evidence; empty when it is not."""
         with self._lock:
-            return tuple(sorted(self._evidence.get(request_id, ())))
+            return dict(self._evidence.get(request_id, {}))
 
     def unconfirmed_workers(self, request_id: str) -> tuple[str, ...]:
         """Whose unconfirmed answers a request used: to be kept in its record."""

@@ -9,6 +9,7 @@ from backbone.api_limits import Rate
 from backbone.directory import ModelEntry
 from backbone.events import Done, End, Event, Queued, Started, SwarmShare, Token, TopLogprob, Usage
 from backbone.payloads import GenerationRequest
+from backbone.request_record import RequestRecord
 from backbone.stream import StreamEntry
 
 MODEL = ModelEntry("demo", "fp_0123", 512, "qwen3moe", 1_700_000_000)
@@ -45,6 +46,7 @@ class FakeSwarm:
         self.failure: Exception | None = None  # of every look at Redis
         self.enqueue_failures: list[Exception | None] = []  # of the next requests, in order
         self.requests: list[GenerationRequest] = []
+        self.records: dict[str, RequestRecord] = {}
         self.taken: list[tuple[str, Rate]] = []
         self.cancelled: list[str] = []
         self.n_reading = 0
@@ -73,6 +75,10 @@ class FakeSwarm:
         self.cancelled.append(request_id)
         self.was_cancelled.set()
         return True
+
+    async def record(self, request_id: str) -> RequestRecord | None:
+        self._look()
+        return self.records.get(request_id)
 
     async def models(self) -> Sequence[ModelEntry]:
         self._look()

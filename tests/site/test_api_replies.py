@@ -39,7 +39,16 @@ def test_a_completion(site: Site) -> None:
         "prompt_tokens": 3,
         "completion_tokens": 2,
         "total_tokens": 5,
-        "kvasir": {"row_experts": 100, "workers": 0.75, "hot": 0.0, "fallback": 0.25},
+        "kvasir": {
+            "row_experts": 100,
+            "workers": 0.75,
+            "hot": 0.0,
+            "fallback": 0.25,
+            "flagged": False,
+            "flagged_workers": [],
+            "unconfirmed": [],
+            "requests": [request.request_id],
+        },
     }
     assert (request.kind, request.prompt, request.n, request.deadline_s) == (RequestKind.COMPLETION, "Once", 1, 600.0)
     assert request.sampling["max_tokens"] == 16

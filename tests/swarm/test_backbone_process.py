@@ -295,7 +295,7 @@ def test_a_bug_in_reading_a_request_is_an_answer(
 def test_outputs_without_a_token_have_no_bytes(process: BackboneProcess) -> None:
     beyond = process._loaded.tokenizer.n_vocab
     sampled = Sampled(5, -1.0, (TokenLogprob(beyond, -0.5),))
-    event = process._mapper.event(NewToken(0, sampled, "x"))
+    event = process._mapper.event("r", NewToken(0, sampled, "x"))
     assert isinstance(event, Token) and event.top_logprobs[0].data == b"" and event.data
 
 

@@ -46,7 +46,9 @@ def request(**changes: Any) -> GenerationRequest:
 @given(st.one_of(st.text(), st.lists(st.integers(0, 2**31)).map(tuple)), st.integers(1, 8), st.booleans())
 @settings(max_examples=40)
 def test_a_completion_survives_its_json(prompt: Any, n: int, strict: bool) -> None:
-    made = request(prompt=prompt, n=n, strict=strict, sampling={"seed": 3, "stop": ["a"], "logit_bias": {"5": -1.0}})
+    made = request(
+        prompt=prompt, n=n, strict=strict, owner="k1", sampling={"seed": 3, "stop": ["a"], "logit_bias": {"5": -1.0}}
+    )
     assert GenerationRequest.from_json(made.to_json()) == made
 
 
@@ -108,6 +110,7 @@ EVENTS: list[Event] = [
     Token(0, 5, "x", b"x", 0.0),
     End(0, "stop", 4),
     Done(Usage(7, 9), SwarmShare(100, 0.75, 0.0, 0.25)),
+    Done(Usage(7, 9), SwarmShare(100, 1.0, 0.0, 0.0, True, ("liar",), ("ann", "liar"))),
     Failed(400, "context_overflow", "too long"),
 ]
 

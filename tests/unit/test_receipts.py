@@ -108,6 +108,7 @@ def test_a_lie_flags_the_requests_that_used_unconfirmed_answers_of_its_teller() 
     assert (flagged.request_ids, flagged.is_complete) == (("a", "b"), True)
     assert (book.evidence_of("b"), book.evidence_of("c")) == (("e1",), ())
     assert book.unconfirmed_workers("b") == ("honest", "liar")
+    assert (book.flags_of("b"), book.flags_of("c")) == ({"e1": "liar"}, {})
 
 
 def test_the_oldest_requests_are_forgotten_and_that_is_said() -> None:

@@ -101,21 +101,21 @@ def test_sampling_is_read_from_json() -> None:
 
 def test_events_get_what_only_the_process_knows(tokenizer: Tokenizer) -> None:
     mapper = EventMapper("b1", "tiny", "fp_1", tokenizer)
-    assert mapper.event(Waiting(3)) == Queued(3)
-    assert mapper.event(Began(9)) == Started(9, "tiny", "fp_1", "b1")
-    assert mapper.event(NewToken(1, Sampled(5), "x")) == Token(1, 5, "x")
+    assert mapper.event("r", Waiting(3)) == Queued(3)
+    assert mapper.event("r", Began(9)) == Started(9, "tiny", "fp_1", "b1")
+    assert mapper.event("r", NewToken(1, Sampled(5), "x")) == Token(1, 5, "x")
     token = tokenizer.token_bytes(5)
     sampled = Sampled(5, -1.0, (TokenLogprob(5, -1.0),))
-    assert mapper.event(NewToken(0, sampled, "")) == Token(0, 5, "", token, -1.0, (TopLogprob(5, token, -1.0),))
-    assert mapper.event(ChoiceEnded(1, FinishReason.LENGTH, 4)) == End(1, "length", 4)
+    assert mapper.event("r", NewToken(0, sampled, "")) == Token(0, 5, "", token, -1.0, (TopLogprob(5, token, -1.0),))
+    assert mapper.event("r", ChoiceEnded(1, FinishReason.LENGTH, 4)) == End(1, "length", 4)
     completed = Completed(9, 4, Shares(workers=6, hot=1, fallback=1))
-    assert mapper.event(completed) == Done(Usage(9, 4), SwarmShare(8, 0.75, 0.125, 0.125))
+    assert mapper.event("r", completed) == Done(Usage(9, 4), SwarmShare(8, 0.75, 0.125, 0.125))
     assert swarm_share(Shares()) == SwarmShare(0, 0.0, 0.0, 0.0)
 
 
 @pytest.mark.parametrize("kind", list(FailureKind))
 def test_every_failure_has_a_status_and_a_code(kind: FailureKind, tokenizer: Tokenizer) -> None:
-    event = EventMapper("b1", "tiny", "fp_1", tokenizer).event(Broken(JobFailure(kind, "why")))
+    event = EventMapper("b1", "tiny", "fp_1", tokenizer).event("r", Broken(JobFailure(kind, "why")))
     assert isinstance(event, Failed) and event.status >= 499 and event.code and event.message == "why"
 
 

@@ -1,0 +1,127 @@
+"""Keeps the records of this process's requests in Redis, and marks them when a worker is later found to have lied.
+
+`backbone_process` opens and closes requests, the event writer tells their ends, the guard tells of lies. A record is
+written before a reader can see the request's end. Losing Redis never stops a generation; what waits is bounded.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+
+from redis import Redis
+from redis.exceptions import RedisError
+
+from backbone.engine.exposure import ExposureBook, Flagged
+from backbone.event_mapping import shown_worker, shown_workers
+from backbone.events import Done, Event, Failed
+from backbone.payloads import GenerationRequest
+from backbone.request_record import RequestRecord
+from backbone.stream_keys import FLAG_FIELD, MAX_RECORDS, RECORD_FIELD, RECORD_KEEP_S, RECORDS, record_key
+
+logger = logging.getLogger(__name__)
+
+MAX_WAITING = 4096  # writes that Redis did not take; then the oldest are lost
+
+# One hash and its place in the line; whoever is too old, or too many, leaves.
+_KEEP = """
+redis.call('HSET', KEYS[1], unpack(ARGV, 6))
+redis.call('EXPIRE', KEYS[1], ARGV[3])
+redis.call('ZADD', KEYS[2], ARGV[2], ARGV[1])
+redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', ARGV[2] - ARGV[3])
+local beyond = redis.call('ZCARD', KEYS[2]) - ARGV[4]
+if beyond > 0 then
+  local oldest = redis.call('ZPOPMIN', KEYS[2], beyond)
+  for i = 1, #oldest, 2 do redis.call('DEL', ARGV[5] .. oldest[i]) end
+end
+"""
+
+_Write = tuple[str, dict[str, str]]  # a request, and fields of its hash
+
+
+class RecordKeeper:
+    """Safe to use from several threads. `flush` it every few seconds, from a thread that may wait."""
+
+    def __init__(
+        self,
+        client: Redis,
+        exposures: ExposureBook,
+        *,
+        max_records: int = MAX_RECORDS,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        """`now` gives unix seconds."""
+        self._script = client.register_script(_KEEP)
+        self._exposures = exposures
+        self._max_records = max_records
+        self._now = now
+        self._open: dict[str, GenerationRequest] = {}
+        self._waiting: deque[_Write] = deque(maxlen=MAX_WAITING)
+        self._lies: deque[Flagged] = deque()
+        self._flushing = threading.Lock()
+
+    def open(self, request: GenerationRequest) -> None:
+        """A request was taken by this process."""
+        self._open[request.request_id] = request
+
+    def close(self, request_id: str) -> None:
+        """Its task is over."""
+        self._open.pop(request_id, None)
+
+    def end(self, ends: Sequence[tuple[str, Event]]) -> None:
+        """Write the records of requests whose last events these are; what Redis does not take is tried again later."""
+        for request_id, event in ends:
+            request = self._open.get(request_id)
+            if request is not None and isinstance(event, Done | Failed):
+                self._keep(request_id, self._fields(request, event))
+
+    def flag(self, flagged: Flagged) -> None:
+        """A worker lied. Does not wait: the next `flush` marks the records, also of requests that have not ended."""
+        self._lies.append(flagged)
+
+    def flush(self) -> None:
+        """Write what waits, and mark what lies have touched. Stops quietly where Redis does."""
+        with self._flushing:
+            while self._waiting:
+                write = self._waiting.popleft()
+                if not self._keep(*write):
+                    return
+            while self._lies:
+                lie = self._lies[0]
+                fields = {FLAG_FIELD + lie.evidence_id: shown_worker(lie.worker_id)}
+                for number, request_id in enumerate(lie.request_ids):
+                    if not self._write(request_id, fields):
+                        rest = Flagged(lie.worker_id, lie.evidence_id, lie.request_ids[number:], lie.is_complete)
+                        self._lies[0] = rest
+                        return
+                self._lies.popleft()
+
+    def _fields(self, request: GenerationRequest, end: Done | Failed) -> dict[str, str]:
+        request_id = request.request_id
+        unconfirmed = shown_workers(self._exposures.unconfirmed_workers(request_id))
+        record = RequestRecord(
+            request_id, request.owner, request.model, request.created, self._now(), request.strict, end, unconfirmed
+        )
+        flags = self._exposures.flags_of(request_id)
+        return {RECORD_FIELD: record.to_json()} | {FLAG_FIELD + name: shown_worker(who) for name, who in flags.items()}
+
+    def _keep(self, request_id: str, fields: dict[str, str]) -> bool:
+        is_kept = self._write(request_id, fields)
+        if not is_kept:
+            self._waiting.append((request_id, fields))
+        return is_kept
+
+    def _write(self, request_id: str, fields: Mapping[str, str]) -> bool:
+        own_key = record_key(request_id)
+        arguments: list[str | int] = [request_id, int(self._now()), RECORD_KEEP_S, self._max_records, record_key("")]
+        for name, value in fields.items():
+            arguments += (name, value)
+        try:
+            self._script(keys=[own_key, RECORDS], args=arguments)
+        except RedisError as error:
+            logger.warning("the record of request %s is not written yet: %s", request_id, error)
+            return False
+        return True

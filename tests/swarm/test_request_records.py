@@ -1,0 +1,197 @@
+"""Records of requests in a real Redis, and the whole way: a worker lies to a backbone process, which flags its text."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+from redis import Redis
+from redis.asyncio import Redis as AsyncRedis
+
+from backbone import market_link
+from backbone.backbone_process import BackboneProcess, redis_connection
+from backbone.engine.exposure import ExposureBook, Flagged
+from backbone.engine.guard import WorkGuard
+from backbone.engine.trust import TrustPolicy
+from backbone.event_mapping import MAX_NAMED, OPERATORS
+from backbone.events import Done, Event, Failed, Started, SwarmShare, Usage, event_from_json
+from backbone.payloads import GenerationRequest
+from backbone.record_keeper import RecordKeeper
+from backbone.request_record import RequestRecord, read_record
+from backbone.service_settings import ServiceSettings
+from backbone.stream_keys import RECORD_KEEP_S, RECORDS, record_key, stream_key
+from kvasir.worker.holdings import open_holdings
+from tests.site.database import database_at
+from tests.swarm.backbone_service import MODEL, completion, write_model
+from tests.swarm.liars import EveryNth
+from tests.swarm.redis_fixture import RedisServer, running_redis
+from tests.swarm.swarm import cut, lying, serving
+
+DONE = Done(Usage(1, 2), SwarmShare(3, 1.0, 0.0, 0.0))
+FAILED = Failed(504, "deadline_exceeded", "late")
+N_ENTRY_ANSWERS = 2  # one question a layer
+CHECKED_AFTER_USE = TrustPolicy(proven_after=0, first_share=1.0, least_share=1.0)
+NEVER_CHECKED = TrustPolicy(proven_after=0, first_share=0.0, least_share=0.0)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    with running_redis(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture
+def redis(server: RedisServer) -> Iterator[Redis]:
+    with redis_connection(server.url) as client:
+        client.flushall()
+        yield client
+
+
+def read(server: RedisServer, request_id: str) -> RequestRecord | None:
+    async def work() -> RequestRecord | None:
+        async with AsyncRedis.from_url(server.url, decode_responses=True) as client:
+            return await read_record(client, request_id)
+
+    return asyncio.run(work())
+
+
+def found(server: RedisServer, request_id: str) -> RequestRecord:
+    record = read(server, request_id)
+    assert record is not None
+    return record
+
+
+def ended(keeper: RecordKeeper, *, end: Event = DONE, is_strict: bool = False) -> GenerationRequest:
+    request = replace(completion(), strict=is_strict, owner="k1")
+    keeper.open(request)
+    keeper.end([(request.request_id, end)])
+    keeper.close(request.request_id)
+    return request
+
+
+def test_it_works(server: RedisServer, redis: Redis) -> None:
+    keeper = RecordKeeper(redis, ExposureBook(), now=lambda: 1234.5)
+    for end in (DONE, FAILED):
+        request = ended(keeper, end=end, is_strict=True)
+        assert read(server, request.request_id) == RequestRecord(
+            request.request_id, "k1", MODEL, request.created, 1234.5, True, end
+        )
+        lives_s: object = redis.ttl(record_key(request.request_id))
+        assert isinstance(lives_s, int) and RECORD_KEEP_S - 60 < lives_s <= RECORD_KEEP_S
+    assert read(server, "f" * 32) is None
+
+
+def test_a_lie_found_later_marks_the_record(server: RedisServer, redis: Redis) -> None:
+    book = ExposureBook()
+    keeper = RecordKeeper(redis, book)
+    book.note("liar", ["not ended"])
+    request = completion()
+    book.note("liar", [request.request_id])
+    book.note("10.0.0.1:7070", [request.request_id])
+    keeper.open(request)
+    keeper.end([(request.request_id, DONE)])
+    before = found(server, request.request_id)
+    assert (before.unconfirmed, before.flags) == (("liar", OPERATORS), {})
+    keeper.flag(book.flag("liar", "e1"))
+    keeper.flush()
+    assert found(server, request.request_id).flags == {"e1": "liar"}
+    keeper.flag(book.flag("10.0.0.1:7070", "e2"))
+    keeper.flush()
+    assert found(server, request.request_id).flags == {"e1": "liar", "e2": OPERATORS}
+    assert read(server, "not ended") is None
+
+
+def test_a_lie_told_before_the_end_is_written_is_not_lost(server: RedisServer, redis: Redis) -> None:
+    keeper = RecordKeeper(redis, ExposureBook())  # one whose book is behind: the two threads crossed
+    request = completion()
+    keeper.open(request)
+    keeper.flag(Flagged("liar", "e1", (request.request_id,), True))
+    keeper.flush()
+    keeper.end([(request.request_id, DONE)])
+    assert found(server, request.request_id).flags == {"e1": "liar"}
+
+
+def test_what_redis_did_not_take_is_written_later(server: RedisServer, redis: Redis, tmp_path: Path) -> None:
+    with running_redis(tmp_path) as other, redis_connection(other.url) as client:
+        book = ExposureBook()
+        keeper = RecordKeeper(client, book)
+        other.kill()
+        requests = [completion() for _ in range(3)]
+        for request in requests:
+            book.note("liar", [request.request_id])
+            keeper.open(request)
+            keeper.end([(request.request_id, DONE)])
+        keeper.flag(book.flag("liar", "e1"))
+        keeper.flush()
+        other.start()
+        keeper.flush()
+        assert [found(other, request.request_id).flags for request in requests] == [{"e1": "liar"}] * 3
+
+
+def test_records_are_bounded(server: RedisServer, redis: Redis) -> None:
+    seconds = iter(range(1000, 2000))
+    book = ExposureBook()
+    keeper = RecordKeeper(redis, book, max_records=3, now=lambda: next(seconds))
+    requests = [ended(keeper) for _ in range(5)]
+    assert [read(server, request.request_id) is not None for request in requests] == [False, False, True, True, True]
+    assert redis.zcard(RECORDS) == 3
+    crowded = completion()
+    for number in range(MAX_NAMED + 9):
+        book.note(f"node{number:03}", [crowded.request_id])
+    keeper.open(crowded)
+    keeper.end([(crowded.request_id, DONE)])
+    assert len(found(server, crowded.request_id).unconfirmed) == MAX_NAMED
+
+
+@pytest.mark.parametrize(
+    ("policy", "is_strict"),
+    [(CHECKED_AFTER_USE, False), (NEVER_CHECKED, False), (CHECKED_AFTER_USE, True)],
+    ids=["sampled", "unnoticed", "strict"],
+)
+def test_a_worker_lies_to_a_backbone_process(
+    policy: TrustPolicy,
+    is_strict: bool,
+    server: RedisServer,
+    redis: Redis,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Flagged in its last event, or at the latest in its record; never when it asked to be strict."""
+    monkeypatch.setattr(market_link, "WorkGuard", partial(WorkGuard, policy=policy))
+    model = write_model(tmp_path)
+    (path,) = cut(model, [(0, 16)], tmp_path)
+    answer = EveryNth(1, first=N_ENTRY_ANSWERS + 6)
+    with database_at(tmp_path / "db.sqlite3"), serving([lying(open_holdings(path, "auto", 1), answer)]) as (address,):
+        settings = ServiceSettings(
+            model, MODEL, n_slot=1, n_ctx=64, n_threads=1, stop_s=0.0, workers=(address,),
+            receipts_dir=tmp_path / "receipts",
+        )  # fmt: skip
+        process = BackboneProcess(settings, server.url, lambda: None)
+        process.start()
+        request = replace(completion(max_tokens=8), strict=is_strict)
+        thread = threading.Thread(target=process.generate, args=(request.to_json(),))
+        thread.start()
+        thread.join(60)
+        process.stop()
+    assert answer.n_lies > 0
+    done = last_event(redis, request.request_id)
+    record = found(server, request.request_id)
+    assert isinstance(done, Done) and done.kvasir.workers > 0
+    assert record.end == done
+    assert record.unconfirmed == done.kvasir.unconfirmed == (() if is_strict else (OPERATORS,))
+    is_flagged = policy is CHECKED_AFTER_USE and not is_strict
+    assert (set(record.flags.values()) == {OPERATORS}) is is_flagged
+    assert done.kvasir.flagged <= is_flagged  # an audit may also end after the request
+
+
+def last_event(redis: Redis, request_id: str) -> Event:
+    entries: object = redis.xrange(stream_key(request_id))
+    assert isinstance(entries, list)
+    events = [event_from_json(fields["e"]) for _, fields in entries]
+    assert any(isinstance(event, Started) for event in events)
+    return events[-1]
