@@ -1,7 +1,7 @@
 """What one backbone process serves, and the command that starts one. Parsed by the site's settings, read at the start.
 
-The process is a Celery worker with one engine: `celery -A kvasir_site worker --pool=threads -c N -Q backbone
---without-gossip --without-mingle`, where N is as many requests as may run and wait in it; `celery_command` writes it.
+The process is a Celery worker with one engine: `celery -A kvasir_site worker --pool=threads -c N -Q backbone`, where N
+is as many requests as may run and wait in it; `celery_command` writes it.
 """
 
 from __future__ import annotations
@@ -51,5 +51,6 @@ def celery_command(settings: ServiceSettings, name: str = "backbone") -> list[st
     return [
         *(sys.executable, "-m", "celery", "-A", "kvasir_site", "worker"),
         *("--pool=threads", "-c", str(settings.n_tasks), "-Q", QUEUE),
-        *("--without-gossip", "--without-mingle", "--loglevel=INFO", "-n", f"{name}@%h"),
+        *("--without-gossip", "--without-mingle", "--without-heartbeat"),  # the backbone has a lease of its own
+        *("--loglevel=INFO", "-n", f"{name}@%h"),
     ]

@@ -11,7 +11,6 @@ import logging
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from celery import Celery
@@ -23,13 +22,23 @@ from redis.backoff import ExponentialBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
-from backbone.events import Event
 from backbone.payloads import GenerationRequest
 from backbone.stream_keys import CANCEL_CHANNEL, CLAIM_MARGIN_S, QUEUE, TASK, cancelled_key, queued_key
-from backbone.stream_reader import StreamReader
+from backbone.stream_reader import StreamEntry, StreamReader
 from backbone.stream_silence import ReadLimits
 from kvasir.errors import KvasirError
 
+__all__ = [
+    "QueueFull",
+    "RedisLost",
+    "StreamEntry",
+    "StreamSettings",
+    "cancel",
+    "close_clients",
+    "enqueue",
+    "read",
+    "redis_client",
+]
 logger = logging.getLogger(__name__)
 
 ENQUEUE_DEADLINE_S = 4.0
@@ -47,13 +56,6 @@ class QueueFull(KvasirError):
 
 class RedisLost(KvasirError):
     """Redis could not be reached, so nothing is known of the request."""
-
-
-class StreamEntry(NamedTuple):
-    """An event and the id after which a dropped reader resumes. A made-up error repeats the id before it."""
-
-    entry_id: str
-    event: Event
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +102,7 @@ def read(
     `stream_gap`. Raises ValueError for a `last_id` that is none.
     """
     streams = streams or StreamSettings.from_django()
-    return _entries(_reader(streams), request_id, last_id)
-
-
-async def _entries(reader: StreamReader, request_id: str, last_id: str) -> AsyncGenerator[StreamEntry, None]:
-    async for entry_id, event in reader.read(request_id, last_id):
-        yield StreamEntry(entry_id, event)
+    return _reader(streams).read(request_id, last_id)
 
 
 async def cancel(request_id: str, streams: StreamSettings | None = None) -> bool:

@@ -13,7 +13,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
@@ -29,6 +29,13 @@ _WAKE_EXPIRY_S = 60
 Entries: TypeAlias = "list[tuple[str, dict[str, str]]]"
 
 
+class StreamEntry(NamedTuple):
+    """An event and the id after which a dropped reader resumes. A made-up error repeats the id before it."""
+
+    entry_id: str
+    event: Event
+
+
 @dataclass(slots=True, eq=False)
 class _Follower:
     """One reader of one stream. `number` and `last_id` are of the last entry that was put."""
@@ -39,7 +46,7 @@ class _Follower:
     last_id: str
     began: float
     heard: float  # when it last said something, or was looked after
-    ready: list[tuple[str, Event]] = field(default_factory=list)
+    ready: list[StreamEntry] = field(default_factory=list)
     has_more: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -62,10 +69,10 @@ class _Follower:
 
     def put(self, last_id: str, event: Event) -> None:
         """Give it to the reader."""
-        self.ready.append((last_id, event))
+        self.ready.append(StreamEntry(last_id, event))
         self.has_more.set()
 
-    async def take(self) -> list[tuple[str, Event]]:
+    async def take(self) -> list[StreamEntry]:
         """All that came, at least one."""
         await self.has_more.wait()
         self.has_more.clear()
@@ -89,8 +96,8 @@ class StreamReader:
         self._wakes: set[asyncio.Task[None]] = set()  # the loop itself holds tasks only weakly
         self._is_blocked = False  # in a read that no wake was sent for
 
-    async def read(self, request_id: str, last_id: str = "0") -> AsyncGenerator[tuple[str, Event], None]:
-        """(entry id, event) of everything after `last_id`; the last event is `Done` or `Failed`."""
+    async def read(self, request_id: str, last_id: str = "0") -> AsyncGenerator[StreamEntry, None]:
+        """Everything after `last_id`; the last event is `Done` or `Failed`."""
         number, now = entry_number(last_id), self._clock()
         follower = _Follower(request_id, stream_key(request_id), number, last_id, now, now)
         self._followers.add(follower)
@@ -102,7 +109,7 @@ class StreamReader:
                     self._attend()
                 for entry in entries:
                     yield entry
-                    if is_last(entry[1]):
+                    if is_last(entry.event):
                         return
         finally:
             self._followers.discard(follower)

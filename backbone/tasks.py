@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _LAST_RESORT_S = 15.0
+_CHATTY = ("celery.worker.strategy", "celery.app.trace")  # two lines for each request
 _process: BackboneProcess | None = None
 
 
@@ -37,6 +38,8 @@ def load(sender: Any, **_: Any) -> None:
     if QUEUE not in sender.app.amqp.queues.consume_from:
         return
     logging.basicConfig(level=logging.INFO)  # Celery sets its own up only after this signal
+    for name in _CHATTY:
+        logging.getLogger(name).setLevel(logging.WARNING)
     try:
         if not settings.KVASIR_SERVICE.model.is_file():
             raise ConfigError(

@@ -53,6 +53,7 @@ CELERY_TASK_IGNORE_RESULT = True
 CELERY_WORKER_POOL = "threads"
 CELERY_TASK_ACKS_LATE = False  # a request is never generated twice: see backbone/tasks.py
 CELERY_WORKER_DISABLE_PREFETCH = True  # what a busy backbone cannot start stays on the queue for another one
+CELERY_WORKER_ENABLE_REMOTE_CONTROL = False  # nobody asks, and whoever reaches Redis cannot command
 CELERY_BROKER_CONNECTION_MAX_RETRIES = None
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 

@@ -57,10 +57,13 @@ class ShareMeter:
 
     def end(self) -> Iterator[tuple[Sequence, Shares]]:
         """The step is over: what each of its sequences had."""
-        first = 0
         chunks, self._chunks = self._chunks, ()
-        for chunk in chunks:
-            rows = slice(first, first + chunk.n_rows)
-            first += chunk.n_rows
-            workers, fallback = int(self._by_workers[rows].sum()), int(self._by_fallback[rows].sum())
-            yield chunk.sequence, Shares(workers=workers, fallback=fallback)
+        last_rows = np.cumsum([chunk.n_rows for chunk in chunks], dtype=np.int64) - 1
+        workers, fallback = _sums(self._by_workers, last_rows), _sums(self._by_fallback, last_rows)
+        for number, chunk in enumerate(chunks):
+            yield chunk.sequence, Shares(workers=workers[number], fallback=fallback[number])
+
+
+def _sums(counts: NDArray[np.int64], last_rows: NDArray[np.int64]) -> list[int]:
+    """Sums over consecutive rows, each up to its last one: for all at once, as there is a chunk for every token."""
+    return [int(n) for n in np.diff(np.cumsum(counts)[last_rows], prepend=0)]
