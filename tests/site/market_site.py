@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from asgiref.sync import sync_to_async
 from django.db import connections
@@ -22,6 +22,7 @@ from market.settings import MarketSettings
 from market.targets import TargetBounds
 from tests.site.database import database_at
 
+T = TypeVar("T")
 FACTS = ModelFacts(
     name="tiny-moe",
     fingerprint="f" * 64,
@@ -84,6 +85,19 @@ class MarketSite:
         client = AsyncClient(raise_request_exception=False)
         return self._run(client.post(path, data, content_type="application/json", headers=_headers(token, headers)))
 
+    def post_at_once(self, path: str, body: object, tokens: Sequence[str]) -> list[Reply]:
+        """The same body from many nodes, all under way together."""
+
+        async def one(token: str) -> Reply:
+            headers = _headers(token, {})
+            client = AsyncClient(raise_request_exception=False)
+            return _reply(await client.post(path, json.dumps(body), content_type="application/json", headers=headers))
+
+        async def every() -> list[Reply]:
+            return await asyncio.gather(*map(one, tokens))
+
+        return run(every())
+
     def get(self, path: str, token: str = "", **headers: str) -> Reply:
         return self._run(AsyncClient(raise_request_exception=False).get(path, headers=_headers(token, headers)))
 
@@ -98,15 +112,23 @@ class MarketSite:
         return self.post("/api/expert-coverage", body | fields, node[1])
 
     def _run(self, work: Any) -> Reply:
-        async def guarded() -> Reply:
-            try:
-                async with asyncio.timeout(30):
-                    response = await work
-                    return Reply(response.status_code, dict(response.headers), response.content)
-            finally:
-                await sync_to_async(connections.close_all)()
+        async def whole() -> Reply:
+            return _reply(await work)
 
-        return asyncio.run(guarded())
+        return run(whole())
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """In an event loop of its own, bounded."""
+
+    async def guarded() -> T:
+        try:
+            async with asyncio.timeout(30):
+                return await work
+        finally:
+            await sync_to_async(connections.close_all)()
+
+    return asyncio.run(guarded())
 
 
 @contextmanager
@@ -118,6 +140,10 @@ def market_at(path: Path, redis_url: str, market: MarketSettings = MARKET) -> It
     service = MarketService(client, market, lambda: FACTS, now)
     with database_at(path / "market.sqlite3"), using(service), override_settings(ALLOWED_HOSTS=["testserver"]):
         yield MarketSite(service, now)
+
+
+def _reply(response: Any) -> Reply:
+    return Reply(response.status_code, dict(response.headers), response.content)
 
 
 def _headers(token: str, headers: Mapping[str, str]) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +15,11 @@ from market.coverage import snapshot_of
 from market.participation import rate_microcredits
 from market.quotes import quotes_of, record_quote
 from market.rewards import Quote
+from market.tokens import TokenScope, issue
 from tests.site.market_site import FACTS, MARKET, MarketSite, Reply, market_at
 from tests.swarm.redis_fixture import running_redis
+
+CROWDED = "too many volunteers at this moment"
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +87,24 @@ def test_no_two_volunteers_get_the_same_gap(site: MarketSite) -> None:
     assert {answer["scarcity"] for answer in answers[:6]} == {1.0}
     assert {answer["scarcity"] for answer in answers[6:12]} == {0.5}
     assert {answer["rate_microcredits_per_row"] for answer in answers[6:12]} == {1500}
+
+
+def test_200_volunteers_at_once_are_promised_nothing_beyond_its_target(site: MarketSite) -> None:
+    waiting = [issue(TokenScope.WORKER, f"node {number}").text for number in range(200)]
+    promised: Counter[tuple[int, int]] = Counter()
+    reasons: set[str] = set()
+    while waiting:  # whoever met too many others is told to come again, and does
+        replies = site.post_at_once("/api/expert-volunteer", {"max_experts": 1}, waiting)
+        assert {reply.status for reply in replies} == {200}
+        answers = [reply.json for reply in replies]
+        promised.update((answer["layer"], answer["experts"][0]) for answer in answers if answer["assigned"])
+        refused = [None if answer["assigned"] else answer["reason"] for answer in answers]
+        waiting = [token for token, reason in zip(waiting, refused, strict=True) if reason == CROWDED]
+        reasons |= {reason for reason in refused if reason not in {None, CROWDED}}
+    assert promised == dict.fromkeys(((layer, expert) for layer in (1, 2, 3) for expert in range(8)), 2)
+    assert reasons == {"expert coverage at target"}
+    pending = snapshot_of(site.store, MARKET.targets).pending
+    assert (pending[1:] == 2).all() and pending[0].sum() == 0
 
 
 def test_a_worker_volunteers_until_its_budget_is_full(site: MarketSite) -> None:
