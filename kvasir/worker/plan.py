@@ -138,7 +138,7 @@ def _conclude_move(state: WorkerState, now: float) -> Action | None:
     move = state.move
     if move is None or not move.is_withdrawn or to_state(state, now) != state.stated:
         return None
-    if state.demand is None or state.demand_s < state.stated_s:
+    if state.demand is None:
         return Look() if now >= state.times.site_s else None
     return Drop(move.range) if state.demand.surplus(move.range) >= 0 else Stay(move.range)
 

@@ -20,7 +20,8 @@ SERVE_WITHIN_S = 30.0  # of a range that is fetched, while others are on their w
 BEATS_PER_LEASE = 3
 BEAT_SHORTEST = 0.7  # of that, at random
 NO_ROOM_RETRY_S = 300.0
-HOPELESS_RETRY_S = 5.0
+HOPELESS_RETRY_S = 60.0
+HELD_ALREADY_RETRY_S = 5.0
 FAILED_BEFORE = 6  # a failure that took long already is followed by a longer wait
 
 
@@ -33,7 +34,7 @@ def not_before(state: WorkerState, **moments: float) -> WorkerState:
 def promised(state: WorkerState, answer: Assigned, now: float) -> WorkerState:
     """With one more piece to fetch. An offer of what is held already is passed over for a while."""
     if any(_overlap(piece.range, answer.range) for piece in state.pieces):
-        return not_before(state, volunteer_s=now + HOPELESS_RETRY_S)
+        return not_before(state, volunteer_s=now + HELD_ALREADY_RETRY_S)
     piece = Piece(answer.range, answer.n_bytes, answer.kernel, answer.lease_id)
     return replace(state, model=answer.model, pieces=(*state.pieces, piece), is_crowded=False)
 
@@ -69,7 +70,7 @@ def beaten(state: WorkerState, ranges: Ranges, lease_s: float, now: float, jitte
         return state
     at_relay = set(state.served) if ranges else set()
     pieces = tuple(replace(piece, lease_id="") if piece.range in at_relay else piece for piece in state.pieces)
-    return replace(state, pieces=pieces, stated=ranges, stated_s=now)
+    return replace(state, pieces=pieces, stated=ranges, demand=None)
 
 
 def looked(state: WorkerState, demand: Demand, now: float, every_s: float) -> WorkerState:

@@ -71,9 +71,8 @@ class WorkerState:
     lost_s: float = -math.inf  # when the relay was lost last
     serve_by_s: float = math.inf  # the first piece that waits for others waits until then
     stated: Ranges = ()  # by the last heartbeat that was accepted
-    stated_s: float = -math.inf  # when that became so
     is_crowded: bool = False  # the market has work, but there is no room for it
-    demand: Demand | None = None
+    demand: Demand | None = None  # none that is older than what was stated last
     demand_s: float = -math.inf
     move: Move | None = None
     stop_reason: str = ""
