@@ -146,7 +146,7 @@ def model(tmp_path: Path) -> Path:
 
 @contextmanager
 def swarm(model: Path, folder: Path) -> Iterator[Swarm]:
-    """Everything up: a backbone, the operator's own worker with a quarter of the experts, nodes with all at target."""
+    """Everything up: a backbone, the operator's own worker with half of the experts, nodes with all at target."""
     with GGUFIndex.open(model) as index:
         card = ModelCard.from_index(index)
         expert_bytes = sum(card.expert_bytes(layer) for layer in card.moe_layers)
@@ -165,7 +165,7 @@ def swarm(model: Path, folder: Path) -> Iterator[Swarm]:
         stack.callback(end, running)
         for _ in range(N_AGENTS):
             running.start_agent()
-        own = LocalWorker(cut(model, [(0, card.n_expert // 4)], folder)[0], n_threads=1, log_path=folder / "own.log")
+        own = LocalWorker(cut(model, [(0, card.n_expert // 2)], folder)[0], n_threads=1, log_path=folder / "own.log")
         stack.callback(own.stop)
         own.wait_ready()
         environment |= {
@@ -229,7 +229,7 @@ def test_a_swarm_under_churn(model: Path, tmp_path: Path) -> None:
             time.sleep(0.1)
         running.wait_for_target(last_kill + 2 * LEASE_S)
         assert len(dead) == N_KILLED
-        assert all(agent.events("joined") for agent in running.agents)
+        assert any(agent.holds for agent in running.agents[N_AGENTS:])  # what the others have room for is too little
         nodes = {agent.node_id for agent in running.agents}
     assert texts == texts_alone(model)
     database = tmp_path / "web.sqlite3"
