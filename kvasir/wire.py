@@ -6,12 +6,12 @@ the limits is ever allocated; tensors are views over the received bytes. docs/wi
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
+from kvasir.checksum import crc32
 from kvasir.errors import WireError
 from kvasir.kernels.api import RowFormat
 from kvasir.wire_frames import Dispatch, Frame, ReplyType, Result
@@ -128,7 +128,7 @@ class FrameDecoder:
 
     def _advance_payload(self, header: Header, n_bytes: int, frames: list[Frame]) -> None:
         arrived = self._payload[self._received : self._received + n_bytes]
-        self._crc = zlib.crc32(arrived, self._crc)  # while the bytes are still in cache
+        self._crc = crc32(arrived, self._crc)  # while the bytes are still in cache
         self._received += n_bytes
         if self._received < len(self._payload):
             return

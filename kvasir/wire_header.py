@@ -7,11 +7,11 @@ of sockets and never looks into a payload.
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 
+from kvasir.checksum import crc32
 from kvasir.errors import WireError, WireVersionError
 from kvasir.kernels.api import RowFormat
 
@@ -182,9 +182,9 @@ def encoded_row_bytes(row_format: RowFormat, d_model: int) -> int:
 
 def checksum(head: Buffer, payload: Iterable[Buffer]) -> int:
     """CRC-32 (zlib's) over the first 32 header bytes and then the payload."""
-    crc = zlib.crc32(head)
+    crc = crc32(head)
     for part in payload:
-        crc = zlib.crc32(part, crc)
+        crc = crc32(part, crc)
     return crc
 
 
