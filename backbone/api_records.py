@@ -1,29 +1,36 @@
 """The reply of /v1/requests/{id}: a request's record for the key that sent it, and for nobody else.
 
-Called by `api`. Who asks for another key's request hears what he would hear if there were none.
+Called by `api`. Who asks for another key's request hears what he would hear if there were none. Besides the record's
+own flags, lies that were proven since then count by SQL: the backbone that served the request may be gone.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
+from collections.abc import Mapping
 from typing import Any
 
+from asgiref.sync import sync_to_async
+
+from backbone.api_auth import SQL_DEADLINE_S
 from backbone.api_errors import ApiError
 from backbone.api_swarm import swarm
 from backbone.events import Done, Failed
 from backbone.request_record import RequestRecord
+from market.trust_store import lies_since
 
 _ID = re.compile(r"(?:cmpl-|chatcmpl-)?([0-9a-f]{32})")
 
 
 async def record_reply(given_id: str, key_id: str) -> dict[str, Any]:
-    """The reply's body. `given_id` is a reply's id, or a request's. Raises ApiError 404."""
+    """The reply's body. `given_id` is a reply's id, or a request's. Raises ApiError 404, and 503 when SQL is slow."""
     form = _ID.fullmatch(given_id)
     record = await swarm().record(form[1]) if form else None
     if record is None or not key_id or record.owner != key_id:
         message = "there is no record of this request: it has not ended, ended long ago, or was sent with another key"
         raise ApiError(404, "request_not_found", message, param="id")
-    end = record.end
+    end, flags = record.end, await _flags(record)
     return {
         "id": record.request_id,
         "object": "request",
@@ -33,8 +40,8 @@ async def record_reply(given_id: str, key_id: str) -> dict[str, Any]:
         "strict": record.strict,
         "error_code": end.code if isinstance(end, Failed) else None,
         **_answered(end),
-        "flagged": bool(record.flags),
-        "flags": _flags(record),
+        "flagged": bool(flags),
+        "flags": [{"worker": worker, "evidence_id": name} for name, worker in sorted(flags.items())],
         "unconfirmed": list(record.unconfirmed),
     }
 
@@ -59,5 +66,12 @@ def _answered(end: Done | Failed) -> dict[str, Any]:
     }
 
 
-def _flags(record: RequestRecord) -> list[dict[str, str]]:
-    return [{"worker": worker, "evidence_id": name} for name, worker in sorted(record.flags.items())]
+async def _flags(record: RequestRecord) -> Mapping[str, str]:
+    if not record.unconfirmed:
+        return record.flags
+    try:
+        async with asyncio.timeout(SQL_DEADLINE_S):
+            proven = await sync_to_async(lies_since)(record.unconfirmed, record.created)
+    except TimeoutError:
+        raise ApiError(503, "database_slow", "the database did not answer in time", retry_after_s=5) from None
+    return {**proven, **record.flags}

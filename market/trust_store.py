@@ -94,6 +94,14 @@ def evidence_of(node_ids: Iterable[str], most: int) -> dict[str, list[Mapping[st
     return found
 
 
+def lies_since(node_ids: Iterable[str], since: float) -> dict[str, str]:
+    """Lies of some nodes that were proven at unix second `since` or later: the node, by the evidence's id."""
+    found: dict[str, str] = {}
+    for part in _parts(node_ids):
+        found |= dict(Evidence.objects.filter(node_id__in=part, at__gte=since).values_list("evidence_id", "node_id"))
+    return found
+
+
 def _add_evidence(node_id: str, facts: Mapping[str, Any]) -> None:
     evidence_id = str(facts["evidence_id"])
     if not Evidence.objects.filter(evidence_id=evidence_id).exists():

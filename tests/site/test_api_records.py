@@ -11,8 +11,10 @@ from backbone.api_reply_schemas import RequestReply, UsageReply
 from backbone.events import Done, Event, Failed, SwarmShare, Usage
 from backbone.payloads import GenerationRequest
 from backbone.request_record import RequestRecord
+from market.trust_store import SavedTrust, save
 from tests.site.api_client import Site
 from tests.site.fake_swarm import answer
+from tests.site.ledger_evidence import evidence
 
 ID = "0123456789abcdef" * 2
 SHARE = SwarmShare(100, 0.75, 0.0, 0.25, True, ("liar",), ("ann", "liar"))
@@ -61,6 +63,17 @@ def test_a_request_that_failed_has_a_record_too(site: Site) -> None:
     RequestReply.model_validate(reply)
     assert (reply["error_code"], reply["usage"], reply["shares"]) == ("deadline_exceeded", None, None)
     assert (reply["flagged"], reply["unconfirmed"]) == (False, ["ann", "liar"])
+
+
+def test_a_lie_counts_though_the_backbone_that_served_is_gone(site: Site) -> None:
+    site.swarm.records[ID] = record(site, unconfirmed=("pam", "rob"), flags={"e2": "rob"})
+    caught = SavedTrust(failures=1, quarantined=True, evidence_id="x")
+    for name, node_id, at in (("e0", "rob", 10.0), ("e1", "pam", 11.0), ("e2", "rob", 12.0), ("e3", "eve", 13.0)):
+        save(node_id, caught, evidence(node_id, name, at).as_json())
+    flags = site.get(f"/v1/requests/{ID}").json["flags"]
+    assert flags == [{"worker": "pam", "evidence_id": "e1"}, {"worker": "rob", "evidence_id": "e2"}]
+    site.swarm.records[ID] = record(site, unconfirmed=())
+    assert site.get(f"/v1/requests/{ID}").json["flagged"] is False
 
 
 def test_nobody_else_may_read_it(site: Site) -> None:

@@ -92,8 +92,8 @@ def test_a_lie_that_another_backbone_proved_is_heard_of_and_so_is_a_release() ->
     assert book.is_proven("n") and receipts.drain() == ()
 
     SqlTrustKeeper().save("n", after_lie(TrustState(), "e1"), evidence("n"))
-    for _ in range(2):
-        learn(book, receipts, lambda: 5.0)
+    for liars in ([("n", "e1")], []):
+        assert learn(book, receipts, lambda: 5.0) == liars
         book.save()
         assert book.state("n") == TrustState(failures=1, quarantined=True, evidence_id="e1")
     (withheld,) = receipts.drain()

@@ -101,6 +101,11 @@ def test_a_completion_is_the_engine_s_own_text(client: OpenAI, loaded: LoadedMod
     swarm = reply.usage.kvasir
     assert swarm["row_experts"] > 0 and swarm["workers"] + swarm["hot"] + swarm["fallback"] == pytest.approx(1)
     assert reply.system_fingerprint.startswith("fp_")
+    assert (swarm["flagged"], swarm["unconfirmed"]) == (False, [])
+    for request_id in (reply.id, *swarm["requests"]):
+        record: Any = client.get(f"/requests/{request_id}", cast_to=object)
+        assert (record["id"], record["error_code"], record["flagged"]) == (swarm["requests"][0], None, False)
+        assert record["usage"]["completion_tokens"] == 12
     assert completion(client, prompt=prompt_ids).choices[0].text == choice.text
 
 
