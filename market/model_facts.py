@@ -134,10 +134,12 @@ def open_model(path: Path, name: str | None = None) -> SiteModel:
 
 
 def _kernels(index: GGUFIndex, card: ModelCard) -> dict[int, str]:
-    """Kernel by layer: KX1 where numpy's reading of it takes the layer's types and shapes, else the float kernel."""
+    """Kernel by layer: KX1 where numpy's reading of it takes every layer's types and shapes, else the float kernel.
+
+    A backbone has one kernel for the whole model, and takes no worker with another one.
+    """
     from kvasir.kernels.oracle import NumpyKX1Kernel
 
     kx1 = NumpyKX1Kernel()
-    return {
-        layer: FLOAT_NAME if kx1.refusal(model_experts(index, card, layer)) else KX1_NAME for layer in card.moe_layers
-    }
+    is_refused = any(kx1.refusal(model_experts(index, card, layer)) for layer in card.moe_layers)
+    return dict.fromkeys(card.moe_layers, FLOAT_NAME if is_refused else KX1_NAME)

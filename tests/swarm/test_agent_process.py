@@ -55,7 +55,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     with ExitStack() as stack:
         redis = stack.enter_context(running_redis(directory))
         environment = {"REDIS_URL": redis.url, "KVASIR_MODEL": str(MODEL), "KVASIR_RUN_DIR": str(directory), **market}
-        relay = stack.enter_context(relay_process(directory, **environment))
+        relay = stack.enter_context(relay_process(directory, 0, **environment))
         yield Site(relay, relay.url.replace("ws://", "http://").removesuffix("/relay"), share_budget(MODEL, 2))
 
 

@@ -55,9 +55,14 @@ def test_neither_dense_layers_nor_multi_token_prediction_are_ever_offered(tmp_pa
     assert (replicas == targets).all()
 
 
-@pytest.mark.parametrize(("quant_type", "kernel"), [(QuantType.Q8_0, "kx1"), (QuantType.F32, "float")])
-def test_the_kernel_is_the_one_that_workers_will_choose(tmp_path: Path, quant_type: QuantType, kernel: str) -> None:
-    spec = ModelSpec(d_model=256, d_ff=256, gate_type=quant_type, down_types=(quant_type,))
+@pytest.mark.parametrize(
+    ("down_types", "kernel"),
+    [((QuantType.Q8_0,), "kx1"), ((QuantType.F32,), "float"), ((QuantType.Q8_0, QuantType.F32), "float")],
+)
+def test_the_kernel_is_the_one_that_the_backbone_has_for_all_layers(
+    tmp_path: Path, down_types: tuple[QuantType, ...], kernel: str
+) -> None:
+    spec = ModelSpec(d_model=256, d_ff=256, gate_type=QuantType.Q8_0, down_types=down_types)
     assert set(open_model(write_model(tmp_path / "m.gguf", spec)).facts.kernels) == {kernel}
 
 
