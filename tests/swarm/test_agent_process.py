@@ -4,7 +4,9 @@ compute a whole text, replace one that died, and come back as they were.
 
 from __future__ import annotations
 
+import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -61,11 +63,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 @pytest.fixture
 def start(site: Site, tmp_path: Path) -> Iterator[Callable[[str], AgentProcess]]:
-    """Starts an agent by name; the same name is the same worker."""
+    """Starts an agent by name; the same name is the same worker. One called "large" has room for all experts."""
     started: list[AgentProcess] = []
 
     def make(name: str) -> AgentProcess:
-        started.append(AgentProcess(site.url, site.budget, tmp_path / name))
+        budget = share_budget(MODEL, 1) if name == "large" else site.budget
+        started.append(AgentProcess(site.url, budget, tmp_path / name))
         return started[-1]
 
     yield make
@@ -112,6 +115,33 @@ def test_two_workers_with_half_a_budget_each_compute_everything(
     assert first_difference(run, write(loaded, NoWorkers())) is None
     assert (run.n_output_tokens, run.tally.n_fallback) == (30, 0)
     assert [agent.leave() for agent in agents] == [0, 0]
+
+
+def test_a_worker_leaves_and_another_takes_over_while_texts_are_written(
+    site: Site, start: Callable[[str], AgentProcess], loaded: LoadedModel
+) -> None:
+    """No dispatch is ever lost: what no worker holds is computed here, and nothing else is."""
+    leaving, large = start("one"), start("large")
+    leaving.wait_for("settled")
+    large.wait_for("settled")
+    hello = replace(loaded.hello(), token=site.relay.tokens[Role.BACKBONE])
+    alone = write(loaded, NoWorkers())
+    with EdgePool([], hello, relays=FixedDirectory({"site": site.relay.url})) as pool:
+        until(lambda: len(pool.live()) == 2)
+        leaving.process.send_signal(signal.SIGINT)
+        reasons, n_before = Counter[str](), len(large.said("serving"))
+        end = time.monotonic() + PATIENCE_S
+        while len(pool.live()) != 1 or not site.is_covered(large):
+            run = write(loaded, pool)
+            assert first_difference(run, alone) is None
+            reasons += run.tally.fallback_by_reason
+            assert time.monotonic() < end
+        assert set(reasons) <= {"no replica"}
+        run = write(loaded, pool)
+        assert (first_difference(run, alone), run.tally.n_fallback) == (None, 0)
+    large.wait_for("serving")
+    assert len(large.said("serving")) > n_before
+    assert len(held_by(large)) == N_EXPERTS
 
 
 def test_a_worker_that_is_killed_is_replaced_within_two_leases(
