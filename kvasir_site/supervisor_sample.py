@@ -67,7 +67,7 @@ def served_model(base_url: str, key: str) -> str:
 
 
 def wait_for_workers(base_url: str, key: str, n_workers: int, deadline_s: float) -> None:
-    """Until a backbone says that it has edges to so many workers. Raises SampleFailed when the time is up."""
+    """Until a backbone says that so many workers may serve, being tested. Raises SampleFailed when the time is up."""
     until = time.monotonic() + deadline_s
     while (n_found := _workers_now(base_url, key)) < n_workers:
         if time.monotonic() >= until:
