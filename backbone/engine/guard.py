@@ -26,6 +26,7 @@ from backbone.engine.expert_store import ExpertStore
 from backbone.engine.exposure import ExposureBook, Flagged
 from backbone.engine.placement import IntArray
 from backbone.engine.receipts import ReceiptBook, work_by_range
+from backbone.engine.replays import ReplayMemory
 from backbone.engine.reply_format import ReplyFormat
 from backbone.engine.transport import Transport
 from backbone.engine.trust import TrustPolicy, TrustState, after_good_check, after_lie, after_oddity, audit_share
@@ -92,6 +93,7 @@ class WorkGuard:
         self._transport = transport
         self._judge = Judge(store, reply_format)
         self._draws = SecretDraws(key)
+        self._replays = ReplayMemory()
         self._is_strict = is_strict
         self._on_lie = on_lie
         self._node_of = node_of
@@ -123,11 +125,13 @@ class WorkGuard:
         """The outputs to use in place of a reply's [n_pairs, d_model], and whether the worker keeps its credit.
 
         `request_ids` are those that may use it unconfirmed, `must_confirm` bool [n_pairs] the pairs of strict ones.
-        Values that are not finite are confirmed always. Raises KernelError when our own side cannot compute.
+        Values that are not finite, and what the node answered before to another question, are confirmed always. Raises
+        KernelError when our own side cannot compute.
         """
         self.counters.n_replies += 1
         node_id = self._node_of(reply.worker_id)
-        if self._is_strict or not self.book.is_proven(node_id) or not np.isfinite(reply.outputs).all():
+        is_odd = self._replays.is_old(node_id, reply) or not np.isfinite(reply.outputs).all()
+        if self._is_strict or is_odd or not self.book.is_proven(node_id):
             return self._confirm(reply)
         if must_confirm is not None and must_confirm.any():
             return self._receive_mixed(reply, request_ids, must_confirm)
@@ -193,6 +197,7 @@ class WorkGuard:
             self.receipts.vouch(self._node_of(sample.worker_id), number, self._now())
 
     def _judge_entry(self, reply: Reply) -> bool:
+        self._replays.is_old(self._node_of(reply.worker_id), reply)  # so that it cannot serve as an answer later
         return self._check(reply, "entry test")[1]
 
     def _check(self, reply: Reply, found_by: str) -> tuple[FloatRows, bool]:

@@ -179,16 +179,17 @@ def test_a_strict_request_beside_others_is_never_wrong(
         assert "1" not in running.lies[0].flagged.request_ids
 
 
-def test_a_replayed_or_spoilt_answer_of_a_proven_worker_is_caught(
-    loaded: LoadedModel, model: Path, alone: Generation, tmp_path: Path
+@pytest.mark.parametrize("kind", ["replays", "not a number"])
+def test_a_replayed_or_spoilt_answer_of_a_proven_worker_never_reaches_a_text(
+    kind: str, loaded: LoadedModel, model: Path, alone: Generation, tmp_path: Path
 ) -> None:
+    """Nothing is sampled: an old answer, and what is not finite, are confirmed before use all the same."""
     never_checked = TrustPolicy(proven_after=0, first_share=0.0, least_share=0.0)
-    with halves(loaded, model, tmp_path / "nan", NotANumber(N_ENTRY_ANSWERS + 4), never_checked) as running:
-        assert first_difference(running.write(), alone) is None  # what is not finite is confirmed, sampled or not
+    with halves(loaded, model, tmp_path, LIARS[kind](), never_checked) as running:
+        assert first_difference(running.write(), alone) is None
         assert [lie.evidence.found_by for lie in running.lies] == ["confirmation"]
-    with halves(loaded, model, tmp_path / "replay", Replaying(N_ENTRY_ANSWERS + 4), CHECKED_AFTER_USE) as running:
-        running.write()
-        assert [lie.evidence.found_by for lie in running.lies] == ["audit"]
+        assert running.state().quarantined
+        assert running.verified(running.liar) == 0  # nothing vouches for what it did before
 
 
 def test_a_worker_without_its_experts_never_serves(

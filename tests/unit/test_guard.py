@@ -20,6 +20,7 @@ from backbone.engine.expert_store import ExpertStore
 from backbone.engine.guard import MAX_SAMPLE_PAIRS, MAX_SAMPLES_WAITING, Lie, WorkGuard
 from backbone.engine.measured import Measured
 from backbone.engine.placement import CoverageSnapshot
+from backbone.engine.replays import ReplayMemory
 from backbone.engine.reply_format import ReplyFormat
 from backbone.engine.tally import Tally
 from backbone.engine.transport import NoWorkers
@@ -220,6 +221,42 @@ def test_what_is_not_sampled_is_never_recomputed_but_values_that_are_no_numbers_
     assert not is_right
     assert np.isfinite(outputs).all()
     assert guard.book.state("w").quarantined
+
+
+def test_an_old_answer_to_another_question_is_confirmed_and_the_same_question_again_is_not(
+    store: ExpertStore, make_guard: MakeGuard
+) -> None:
+    guard = make_guard(NEVER)
+    first, second = reply_of(store, seed=1), reply_of(store, seed=2)
+    for _ in range(2):
+        outputs, is_right = guard.receive(first, ["a"], None)
+        assert is_right and outputs is first.outputs
+    assert guard.counters.n_confirmed_pairs == 0
+    outputs, is_right = guard.receive(replace(second, outputs=first.outputs.copy()), ["b"], None)
+    assert not is_right
+    assert np.array_equal(outputs, second.outputs)
+    assert guard.book.state("w").quarantined
+
+
+def test_an_answer_of_the_entry_test_cannot_be_given_again(store: ExpertStore, make_guard: MakeGuard) -> None:
+    guard = make_guard(NEVER)
+    assert guard._judge_entry(reply_of(store, seed=1))
+    _, is_right = guard.receive(replace(reply_of(store, seed=2), outputs=reply_of(store, seed=1).outputs), ["a"], None)
+    assert not is_right
+
+
+def test_the_memory_of_answers_is_bounded_and_each_nodes_own(store: ExpertStore) -> None:
+    memory = ReplayMemory(max_answers=2, max_nodes=2)
+    other = replace(reply_of(store, seed=9), outputs=reply_of(store, seed=0).outputs)
+    assert not memory.is_old("a", reply_of(store, seed=0))
+    assert not memory.is_old("b", other)
+    assert memory.is_old("a", other)
+    for seed in (1, 2):
+        assert not memory.is_old("a", reply_of(store, seed=seed))
+    assert not memory.is_old("a", other)  # two newer ones came
+    for name in ("c", "d"):
+        assert not memory.is_old(name, reply_of(store))
+    assert not memory.is_old("a", reply_of(store, seed=0))  # the node was forgotten
 
 
 def test_strict_pairs_are_confirmed_and_the_others_are_not(store: ExpertStore, make_guard: MakeGuard) -> None:
