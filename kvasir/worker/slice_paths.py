@@ -10,6 +10,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +20,7 @@ from kvasir.errors import DownloadError
 from kvasir.experts import ExpertRange
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_FINGERPRINT = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
 class DiskFullError(DownloadError):
@@ -45,7 +47,12 @@ class SlicePaths:
 
     @classmethod
     def of(cls, directory: Path, fingerprint: str, ranges: tuple[ExpertRange, ...]) -> SlicePaths:
-        """Names for these experts (merged ranges) of this model."""
+        """Names for these experts (merged ranges) of this model.
+
+        Raises DownloadError for a fingerprint that is none: it came from the site, and is a part of the names.
+        """
+        if not _FINGERPRINT.fullmatch(fingerprint):
+            raise DownloadError(f"the model's fingerprint is {fingerprint[:80]!r}; 64 hex digits are needed")
         text = ",".join(f"{item.layer}:{item.start}-{item.stop}" for item in ranges)
         stem = f"{fingerprint[:16]}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
         return cls.named(directory, stem)

@@ -321,6 +321,16 @@ def test_redirects_to_another_host_are_refused(tmp_path: Path, site: Site, locat
     assert len(network.requests) == 1
 
 
+@pytest.mark.parametrize("fingerprint", ["../../elsewhere", "/etc/cron.d/x", "", "F" * 64, "f" * 64 + "\n"])
+def test_a_fingerprint_that_is_none_names_no_file(tmp_path: Path, site: Site, fingerprint: str) -> None:
+    network = Network(site)
+    store, _ = store_at(tmp_path / "cache", network)
+    with pytest.raises(DownloadError, match="64 hex digits"):
+        asyncio.run(store.obtain(replace(site.offer(), fingerprint=fingerprint)))
+    assert not network.requests
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
 def test_redirects_on_the_same_host_are_followed(tmp_path: Path, site: Site) -> None:
     network = Network(site)
     network.fault = lambda request, body: (
