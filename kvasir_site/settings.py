@@ -28,7 +28,7 @@ INSTALLED_APPS = [
     "relay",
     "backbone",
 ]
-MIDDLEWARE = ["django.middleware.security.SecurityMiddleware", "django.middleware.common.CommonMiddleware"]
+MIDDLEWARE = ["kvasir_site.middleware.SecurityMiddleware", "kvasir_site.middleware.CommonMiddleware"]
 ROOT_URLCONF = "kvasir_site.urls"
 ASGI_APPLICATION = "kvasir_site.asgi.application"
 DATABASES = {"default": database_from_url(os.environ.get("DATABASE_URL"), RUN_DIR / "kvasir.sqlite3")}

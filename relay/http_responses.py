@@ -32,6 +32,12 @@ class BoundedResponses:
 
     connections: dict[Any, dict[str, Any]]
 
+    def protocol_connected(self, protocol: Any) -> None:
+        """As Daphne's; Twisted reads no forms, for Django would, and Twisted's way is slow and unbounded."""
+        if isinstance(protocol, http.Request):
+            protocol._parsePOSTFormSubmission = False
+        super().protocol_connected(protocol)  # type: ignore[misc]
+
     def create_application(self, protocol: Any, scope: MutableMapping[str, Any]) -> Any:
         """As Daphne's; an HTTP request learns that files can be sent."""
         if scope["type"] == "http":
