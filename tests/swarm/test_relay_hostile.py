@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 import pytest
 from django.utils import timezone
 
-from kvasir.relay_records import MAX_OPENING_BYTES, opening_message, record
+from kvasir.relay_records import MAX_MESSAGE_BYTES, MAX_OPENING_BYTES, RECORD_BYTES, opening_message, record
 from kvasir.wire import encode, join
 from kvasir.wire_frames import Fault, FaultCode, Ping, Pong, RefuseCode, Role
 from kvasir.wire_header import MAX_PAYLOAD_BYTES, Kind
@@ -197,6 +197,11 @@ def test_sockets_that_are_only_silent_end_too(relay: RelayProcess) -> None:
     asyncio.run(scenario())
 
 
+def test_a_first_message_may_have_just_the_limit(relay: RelayProcess) -> None:
+    code, reason = refused(relay, Role.WORKER, b"W" + bytes(MAX_OPENING_BYTES - 1))
+    assert (code, "frame starts with" in reason) == (RefuseCode.MALFORMED, True), reason
+
+
 def test_a_first_message_that_is_too_long_is_never_taken(relay: RelayProcess) -> None:
     async def scenario() -> None:
         async with worker_at(relay) as worker:
@@ -210,7 +215,11 @@ def test_a_first_message_that_is_too_long_is_never_taken(relay: RelayProcess) ->
 
 def test_a_message_over_the_limit_ends_the_socket(relay: RelayProcess) -> None:
     async def hostile(worker: Peer, edge: int) -> None:
-        with_too_much = asyncio.create_task(worker.socket.send(bytes(17 * 1024 * 1024)))
+        half = as_record(9999, bytes(MAX_MESSAGE_BYTES // 2 - RECORD_BYTES))  # for an edge that is not there: dropped
+        await worker.socket.send(half + half)
+        await worker.socket.send(record(0, Ping(7)))
+        assert await worker.receive_frame() == (0, Pong(7))
+        with_too_much = asyncio.create_task(worker.socket.send(bytes(MAX_MESSAGE_BYTES + 1)))
         code, reason = await worker.end()
         with_too_much.cancel()
         assert (code, bool(reason)) == (1009, True)

@@ -16,7 +16,16 @@ from kvasir.errors import ConfigError, EdgeError, EdgeTimeout, HandshakeRefused
 from kvasir.experts import ExpertRange
 from kvasir.kernels.api import RowFormat
 from kvasir.relay_edge import RelayEdge, RelayEdges
-from kvasir.relay_records import MAX_BUNDLE_BYTES, RECORD, RELAY_EDGE, read_opening, record, record_spans, relay_welcome
+from kvasir.relay_records import (
+    MAX_BUNDLE_BYTES,
+    MAX_MESSAGE_BYTES,
+    RECORD,
+    RELAY_EDGE,
+    read_opening,
+    record,
+    record_spans,
+    relay_welcome,
+)
 from kvasir.wire import decode
 from kvasir.wire_frames import (
     Dispatch,
@@ -293,6 +302,33 @@ def test_frames_for_edges_that_were_never_opened_are_dropped() -> None:
         edges = await dial(url, opened.put_nowait)
         assert (await opened.get()).number == 3
         await edges.close()
+
+    run(script, scenario)
+
+
+def full_message(n_extra: int) -> bytes:
+    """As many bytes as a message may have and `n_extra` more, in records of an edge that was never opened."""
+    sizes = MAX_MESSAGE_BYTES // 2 - RECORD.size, MAX_MESSAGE_BYTES // 2 - 2 * RECORD.size + n_extra, 0
+    return b"".join(RECORD.pack(9, n_bytes) + bytes(n_bytes) for n_bytes in sizes)
+
+
+def test_a_message_may_have_just_the_limit() -> None:
+    assert [len(full_message(n)) - MAX_MESSAGE_BYTES for n in (0, 1)] == [0, 1]
+
+    async def script(link: ScriptedRelay) -> None:
+        await link.greet()
+        await link.socket.send(full_message(0))
+        await link.say(3, WELCOME)
+        await link.hear()  # a dispatch: the socket is in use after the largest message
+        await link.socket.send(full_message(1))
+        await link.socket.wait_closed()
+
+    async def scenario(url: str) -> None:
+        opened: asyncio.Queue[RelayEdge] = asyncio.Queue()
+        edges = await dial(url, opened.put_nowait)
+        with pytest.raises(EdgeError, match="1009"):
+            await ask(await opened.get())
+        assert "1009" in await edges.closed
 
     run(script, scenario)
 
