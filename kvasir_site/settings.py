@@ -42,6 +42,8 @@ LANGUAGES = [("en", "English"), ("id", "Bahasa Indonesia")]
 # The relay's address as backbones see it, and its name in the directory (docs/relay.md). Without REDIS_URL there is no
 # directory: one relay, whose address the backbone is told.
 RELAY_URL = os.environ.get("KVASIR_RELAY_URL", "")
+# The address that workers are told, where they reach the relay by another name than backbones do.
+WORKER_RELAY_URL = os.environ.get("KVASIR_WORKER_RELAY_URL", "")
 RELAY_ID = os.environ.get("KVASIR_RELAY_ID", "")
 REDIS_URL = os.environ.get("REDIS_URL", "")
 

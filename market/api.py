@@ -110,9 +110,12 @@ async def expert_volunteer(request: HttpRequest, body: VolunteerBody) -> HttpRes
 
 
 def relay_url(request: HttpRequest) -> str:
-    """Where workers dial: the operator's KVASIR_RELAY_URL, else this very site."""
-    if settings.RELAY_URL:
-        return str(settings.RELAY_URL)
+    """Where workers dial: KVASIR_WORKER_RELAY_URL, else this very site under the name that the worker asked.
+
+    Not KVASIR_RELAY_URL: that is the backbones' address, often one inside the operator's own network.
+    """
+    if settings.WORKER_RELAY_URL:
+        return str(settings.WORKER_RELAY_URL)
     return f"{'wss' if request.is_secure() else 'ws'}://{request.get_host()}/relay"
 
 

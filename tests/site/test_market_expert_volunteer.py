@@ -74,8 +74,13 @@ def test_it_works(site: MarketSite) -> None:
 
 
 def test_the_operators_relay_is_named(site: MarketSite) -> None:
-    with override_settings(RELAY_URL="wss://relay.example/relay"):
+    with override_settings(RELAY_URL="ws://inside/relay", WORKER_RELAY_URL="wss://relay.example/relay"):
         assert ask(site, site.node(), max_experts=1).json["relay_url"] == "wss://relay.example/relay"
+
+
+def test_the_backbones_address_of_the_relay_is_not_told_to_workers(site: MarketSite) -> None:
+    with override_settings(RELAY_URL="ws://inside/relay"):
+        assert ask(site, site.node(), max_experts=1).json["relay_url"] == "ws://testserver/relay"
 
 
 def test_no_two_volunteers_get_the_same_gap(site: MarketSite) -> None:
