@@ -71,6 +71,8 @@ KVASIR_KEY_BURST = env_int("KVASIR_KEY_BURST", 256, 1, 1_000_000)
 KVASIR_ADDRESS_RATE = env_int("KVASIR_ADDRESS_RATE", 1200, 1, 1_000_000)
 KVASIR_ADDRESS_BURST = env_int("KVASIR_ADDRESS_BURST", 512, 1, 1_000_000)
 KVASIR_PROXY_HOPS = env_int("KVASIR_PROXY_HOPS", 0, 0, 8)
+if KVASIR_PROXY_HOPS:  # the operator's own proxy says whether the client came over TLS; nobody else is believed
+    SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
 KVASIR_METRICS_OPEN = env_bool("KVASIR_METRICS_OPEN", False)
 
 DEMO_MODEL = BASE_DIR / "models" / "kvasir-demo-moe.q4_k_m.gguf"
