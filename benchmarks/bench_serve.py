@@ -184,7 +184,9 @@ def _engine_tok_s(prompts: Sequence[list[int]], n_tokens: int, loaded: LoadedMod
         for number, ids in enumerate(prompts):
             engine.add(EngineSequence(str(number), ids, params, loaded.tokenizer))
         while engine.has_work:
-            await engine.step()
+            for event in await engine.step():
+                if event.error is not None:
+                    raise event.error
         return time.perf_counter() - started
 
     return len(prompts) * n_tokens / asyncio.run(run())

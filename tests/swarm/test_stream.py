@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from redis.asyncio import Redis
 
 from backbone import stream
 from backbone.directory import ModelEntry, backbone_stats, models
@@ -120,6 +121,72 @@ def test_a_reader_waits_for_what_comes_later(server: RedisServer) -> None:
 
     write(server, request_id, TOKENS[:1])
     assert run(work) == [*TOKENS, DONE]
+
+
+def test_many_readers_share_one_read(server: RedisServer) -> None:
+    requests = [request().request_id for _ in range(12)]
+    for request_id in requests:
+        own(server, request_id, alive=True)
+        write(server, request_id, TOKENS[:1])
+
+    async def work() -> list[list[Event]]:
+        reader = StreamReader(stream.redis_client(server.url), LIMITS)
+        begun = 0
+
+        async def follow(request_id: str, last_id: str) -> list[Event]:
+            nonlocal begun
+            found = []
+            async for entry in reader.read(request_id, last_id):
+                found.append(entry.event)
+                begun += len(found) == 1
+                if begun == len(requests) and len(found) == 1:  # all wait now, but for this one
+                    with server.client() as client:
+                        info: Any = client.info("clients")
+                        assert info["blocked_clients"] <= 1
+                    for other in requests:
+                        write(server, other, [*TOKENS[1:], DONE], 2)
+            return found
+
+        late = follow(requests[0], "1-0")  # two readers of one stream, at different places
+        return await asyncio.gather(*(follow(request_id, "0") for request_id in requests), late)
+
+    *found, late = run(work)
+    assert found == [[*TOKENS, DONE]] * len(requests)
+    assert late == [*TOKENS[1:], DONE]
+
+
+def test_a_new_reader_interrupts_the_read_of_the_others(server: RedisServer) -> None:
+    silent, new = request().request_id, request().request_id
+    write(server, silent, TOKENS[:1])
+    write(server, new, [*TOKENS, DONE])
+
+    async def work() -> list[Event]:
+        async with Redis.from_url(server.url, decode_responses=True, socket_timeout=None) as client:
+            reader = StreamReader(client, replace(LIMITS, block_s=1000.0))
+            first = reader.read(silent)
+            assert (await anext(first)).event == TOKENS[0]
+            found = [entry.event async for entry in reader.read(new)]
+            await first.aclose()
+            await reader.close()
+            return found
+
+    assert run(work) == [*TOKENS, DONE]
+
+
+def test_a_slow_reader_holds_nobody_up_and_loses_nothing(server: RedisServer) -> None:
+    slow, quick = request().request_id, request().request_id
+    many: list[Event] = [Token(0, number, "") for number in range(1500)]
+    write(server, slow, [*many, DONE])
+    write(server, quick, [*many, DONE])
+
+    async def work() -> tuple[list[Event], list[Event]]:
+        reader = StreamReader(stream.redis_client(server.url), LIMITS)
+        waiting = reader.read(slow)
+        first = (await anext(waiting)).event
+        others = [entry.event async for entry in reader.read(quick)]
+        return [first, *[entry.event async for entry in waiting]], others
+
+    assert run(work) == ([*many, DONE], [*many, DONE])
 
 
 def failure(entries: list[tuple[str, Event]]) -> tuple[str, str, int]:
