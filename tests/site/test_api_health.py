@@ -130,6 +130,7 @@ def test_the_schema_says_what_is_there(site: Site) -> None:
         "/v1/models/{model_id}",
         "/v1/completions",
         "/v1/chat/completions",
+        "/v1/requests/{request_id}",
     }
     operation = schema["paths"]["/v1/completions"]["post"]
     assert operation["security"]

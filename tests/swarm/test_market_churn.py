@@ -45,10 +45,10 @@ from tests.swarm.web_process import WebProcess, web_process
 SEED = 20
 N_GENERATIONS = 50
 N_TOKENS = 8
-N_AGENTS = 5  # together three times the experts: more than the target of two replicas
+N_AGENTS = 4  # together three times the experts; without the killed ones less than the target of two replicas
 N_JOINING = 2
 N_KILLED = 2
-AGENT_SHARE = 0.6  # of the model's experts, for each worker
+AGENT_SHARE = 0.75  # of the model's experts, for each worker
 TARGET = 2
 LEASE_S = 8.0
 GENERATION_DEADLINE_S = 20.0
