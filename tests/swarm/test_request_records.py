@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from redis import Redis
@@ -25,7 +27,10 @@ from backbone.record_keeper import RecordKeeper
 from backbone.request_record import RequestRecord, read_record
 from backbone.service_settings import ServiceSettings
 from backbone.stream_keys import RECORD_KEEP_S, RECORDS, record_key, stream_key
+from kvasir.gguf_index import GGUFIndex
+from kvasir.model_card import ModelCard
 from kvasir.worker.holdings import open_holdings
+from market.traffic import total_traffic, traffic_key
 from tests.site.database import database_at
 from tests.swarm.backbone_service import MODEL, completion, write_model
 from tests.swarm.liars import EveryNth
@@ -179,6 +184,7 @@ def test_a_worker_lies_to_a_backbone_process(
         thread.join(60)
         process.stop()
     assert answer.n_lies > 0
+    assert traffic_seen(server, model) > 0  # of experts, for the market's targets
     done = last_event(redis, request.request_id)
     record = found(server, request.request_id)
     assert isinstance(done, Done) and done.kvasir.workers > 0
@@ -187,6 +193,14 @@ def test_a_worker_lies_to_a_backbone_process(
     is_flagged = policy is CHECKED_AFTER_USE and not is_strict
     assert (set(record.flags.values()) == {OPERATORS}) is is_flagged
     assert done.kvasir.flagged <= is_flagged  # an audit may also end after the request
+
+
+def traffic_seen(server: RedisServer, model: Path) -> float:
+    with GGUFIndex.open(model) as index:
+        card = ModelCard.from_index(index)
+    with Redis.from_url(server.url) as client:  # bytes, which are no text
+        fields: Any = client.hvals(traffic_key(card.fingerprint))
+        return float(total_traffic(fields, card.n_layer, card.n_expert, time.time()).sum())
 
 
 def last_event(redis: Redis, request_id: str) -> Event:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from django.core.management import call_command
-from redis import Redis
 
+from backbone.backbone_process import redis_connection
 from backbone.engine.edge_pool import EdgePool
 from backbone.engine.loaded_model import LoadedModel
 from backbone.engine.sampling_params import SamplingParams
@@ -62,7 +62,7 @@ def dialled(loaded: LoadedModel, relay: RelayProcess) -> Iterator[EdgePool]:
 def linked(loaded: LoadedModel, model: Path, pool: EdgePool, name: str) -> Iterator[MarketLink]:
     """A backbone's link to the market, from its start to its stop. There is no Redis: nothing of this needs it."""
     settings = ServiceSettings(model, "m")
-    client = Redis(port=1, socket_connect_timeout=0.1)
+    client = redis_connection("redis://127.0.0.1:1")
     link = MarketLink(settings, name, loaded, pool, client, model.parent / "receipts")
     link.start()
     try:

@@ -1,0 +1,93 @@
+"""From a node's lie to what its owner is shown: quarantine, evidence, nothing paid since the last good check."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+
+from backbone import market_link
+from backbone.backbone_process import redis_connection
+from backbone.engine.edge_pool import EdgePool, WorkerAddress
+from backbone.engine.guard import WorkGuard
+from backbone.engine.loaded_model import LoadedModel
+from backbone.engine.sampling_params import SamplingParams
+from backbone.engine.trust import TrustPolicy
+from backbone.management.generation import generate
+from backbone.market_link import MarketLink
+from backbone.service_settings import ServiceSettings
+from kvasir.worker.holdings import open_holdings
+from market.identity import account_of, register
+from market.rewards_report import Asker, Page, rewards
+from market.settings import MarketSettings
+from tests.oracles.tiny_gguf import TinyModel, write_tiny
+from tests.site.database import database_at
+from tests.swarm.liars import Answer, EveryNth, NotANumber, Replaying
+from tests.swarm.swarm import cut, lying, serving
+
+PROMPTS = ([5, 17, 99, 4, 250, 31, 8], [61, 3])
+GREEDY = SamplingParams(temperature=0.0, max_tokens=16)
+N_ENTRY_ANSWERS = 8  # at most: one question a layer
+CHECKED_AFTER_USE = TrustPolicy(proven_after=0, first_share=1.0, least_share=1.0)
+LIARS: dict[str, Callable[[], Answer]] = {
+    "wrong numbers": lambda: EveryNth(100, first=30),
+    "replays": lambda: Replaying(N_ENTRY_ANSWERS + 4),
+    "not a number": lambda: NotANumber(N_ENTRY_ANSWERS + 4),
+}
+
+
+@contextmanager
+def linked(loaded: LoadedModel, model: Path, address: str, folder: Path) -> Iterator[tuple[MarketLink, EdgePool]]:
+    """A backbone's link to the market, from its start to its stop, without Redis."""
+    with EdgePool([WorkerAddress.parse(address)], loaded.hello()) as pool:
+        client = redis_connection("redis://127.0.0.1:1")
+        link = MarketLink(ServiceSettings(model, "m"), "b1", loaded, pool, client, folder / "receipts")
+        link.start()
+        try:
+            yield link, pool
+        finally:
+            link.stop()
+
+
+@pytest.mark.parametrize("kind", LIARS)
+@pytest.mark.parametrize("policy", [TrustPolicy(), CHECKED_AFTER_USE], ids=["unproven", "proven"])
+def test_a_lie_is_not_paid_and_its_teller_is_shown_why(
+    kind: str, policy: TrustPolicy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = write_tiny(tmp_path / "m.gguf", TinyModel("qwen3moe", "Q4_K"))
+    (path,) = cut(model, [(0, 16)], tmp_path)
+    monkeypatch.setattr(market_link, "WorkGuard", partial(WorkGuard, policy=policy))
+    with ExitStack() as stack:
+        stack.enter_context(database_at(tmp_path / "db.sqlite3"))
+        node = register(MarketSettings(), "liar")
+        monkeypatch.setattr(EdgePool, "node_of", lambda _pool, _worker: node.node_id)
+        (address,) = stack.enter_context(serving([lying(open_holdings(path, "auto", 1), LIARS[kind]())]))
+        loaded = stack.enter_context(LoadedModel.open(model, n_slot=2, n_ctx=64, n_threads=1))
+        with linked(loaded, model, address, tmp_path) as (link, pool):
+            run = generate(loaded, pool, PROMPTS, GREEDY, guard=link.guard)
+            link.guard.settle()
+        told = rewards(Asker(account_of(node.account_key)), Page())
+        check(told, node.node_id, run.tally.pairs_by_worker.total(), is_proven=policy is CHECKED_AFTER_USE)
+        call_command("verify_ledger", stdout=(out := StringIO()), stderr=StringIO())
+        assert "sound" in out.getvalue()
+
+
+def check(told: dict[str, Any], node_id: str, n_used: int, *, is_proven: bool) -> None:
+    (standing,) = told["nodes"]
+    assert (standing["node_id"], standing["quarantined"], standing["failures"]) == (node_id, True, 1)
+    (evidence,) = standing["evidence"]
+    assert evidence["expected_hash"] != evidence["answered_hash"]
+    assert told["earned_microcredits"] == told["balance_microcredits"] == 1000 * told["paid_row_experts"]
+    unpaid = [item for item in told["items"] if not item["paid"]]
+    assert all(evidence["evidence_id"] in item["reason"] for item in unpaid)
+    if is_proven:  # what was used before the lie was found, and was not vouched for
+        assert told["paid_row_experts"] + told["unpaid_row_experts"] == n_used
+        assert bool(unpaid) or evidence["found_by"] == "confirmation"
+    else:  # each answer was confirmed before it counted: there is nothing to take back
+        assert (told["paid_row_experts"], unpaid) == (n_used, [])
