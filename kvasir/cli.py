@@ -129,7 +129,7 @@ def _check_outputs(paths: list[Path], is_forced: bool) -> None:
         if path.exists() and not is_forced:
             raise SliceError(f"{path} exists already; give another name, or --force to replace it")
         if not path.parent.is_dir():
-            raise SliceError(f"the directory {path.parent} does not exist")
+            raise SliceError(f"the directory {path.parent} does not exist; make it first, or name another")
 
 
 def _verify(options: argparse.Namespace) -> None:

@@ -218,8 +218,10 @@ def _open_part(path: Path, number: int) -> _OpenPart:
             if status.st_size == 0:
                 raise GGUFError(f"{path}: the file is empty")
             mapping = mmap.mmap(file.fileno(), status.st_size, access=mmap.ACCESS_READ)
-    except (OSError, ValueError) as error:
-        raise GGUFError(f"{path}: cannot be opened ({error})") from error
+    except OSError as error:
+        raise GGUFError(f"{path}: cannot be opened: {error.strerror or error}") from error
+    except ValueError as error:
+        raise GGUFError(f"{path}: cannot be opened: {error}") from error
     header = read_header(mapping, status.st_size, str(path), number)
     return _OpenPart(PartFile(path, status.st_size, status.st_mtime_ns), mapping, header)
 

@@ -102,7 +102,7 @@ class SlicePlan:
         try:
             file = cast(BinaryIO, planned.path.open("rb", buffering=0))
         except OSError as error:
-            raise GGUFError(f"{planned.path}: cannot be opened ({error})") from error
+            raise GGUFError(f"{planned.path}: cannot be opened: {error.strerror or error}") from error
         try:
             planned.check_unchanged(os.fstat(file.fileno()))
         except GGUFError:

@@ -47,7 +47,7 @@ def _check_target(plan: SlicePlan, path: Path) -> None:
     if path.is_dir():
         raise SliceError(f"{path} is a directory; give the slice a file name")
     if not path.parent.is_dir():
-        raise SliceError(f"the directory {path.parent} does not exist")
+        raise SliceError(f"the directory {path.parent} does not exist; make it first, or name another")
     if path.exists() and any(part.path.exists() and path.samefile(part.path) for part in plan.parts):
         raise SliceError(f"{path} is a file of the model itself; write the slice under another name")
     n_free = shutil.disk_usage(path.parent).free

@@ -21,6 +21,9 @@ from backbone.engine.sampling_params import SamplingParams
 from backbone.engine.sequence import Sequence as EngineSequence
 from backbone.engine.tally import Tally
 from backbone.engine.transport import Transport
+from kvasir.errors import ConfigError
+
+MOST_DEADLINE_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,13 @@ class DispatchSettings:
 
     deadline_s: float = 10.0
     reply_format: ReplyFormat = ReplyFormat.F32
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for a deadline that no worker could keep or nobody would wait for."""
+        if not 0 < self.deadline_s <= MOST_DEADLINE_S:  # a NaN is neither
+            raise ConfigError(
+                f"deadline is {self.deadline_s:g} s; it must be above 0 and at most {MOST_DEADLINE_S:g} s"
+            )
 
 
 @dataclass(slots=True)

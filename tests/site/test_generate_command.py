@@ -83,6 +83,9 @@ def test_a_worker_with_another_model_is_refused_with_both_fingerprints(tmp_path:
         (("--temperature", "9"), "temperature is 9.0"),
         (("--max-tokens", "0"), "max_tokens is 0"),
         (("--threads", "0"), "threads"),
+        (("--deadline", "0"), "deadline is 0 s; it must be above 0"),
+        (("--deadline", "3601"), "at most 3600 s"),
+        (("--deadline", "nan"), "deadline is nan s"),
     ],
 )
 def test_bad_options_are_one_clear_sentence(arguments: tuple[str, ...], words: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from argparse import RawDescriptionHelpFormatter
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,21 @@ from tqdm import tqdm
 from backbone.hub import DEFAULT_QUANT, Hub, HubReference, pull
 from kvasir.errors import KvasirError
 
+_HELP = """
+Fetch a GGUF model from a Hugging Face hub and print the paths of its files. A pull that was cut off goes on where it
+ended when the same command is given again. For private or gated models set HF_TOKEN in the environment.
+
+  manage.py pull OWNER/REPO:Q4_K_M
+  manage.py generate "Once upon a time" --model models/THE-PRINTED-NAME.gguf
+"""
+
 
 class Command(BaseCommand):
-    help = (
-        "Fetch a GGUF model from a Hugging Face hub. A pull that was cut off goes on where it ended when the same "
-        "command is given again. For private or gated models set HF_TOKEN in the environment."
-    )
+    help = _HELP
+
+    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> Any:
+        kwargs["formatter_class"] = RawDescriptionHelpFormatter
+        return super().create_parser(prog_name, subcommand, **kwargs)
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("reference", metavar="OWNER/REPO[:QUANT]", help=f"without QUANT it is {DEFAULT_QUANT}")
