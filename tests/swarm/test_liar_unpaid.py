@@ -17,6 +17,7 @@ from backbone.backbone_process import redis_connection
 from backbone.engine.edge_pool import EdgePool, WorkerAddress
 from backbone.engine.guard import WorkGuard
 from backbone.engine.loaded_model import LoadedModel
+from backbone.engine.receipts import UNCHECKED
 from backbone.engine.sampling_params import SamplingParams
 from backbone.engine.trust import TrustPolicy
 from backbone.management.generation import generate
@@ -85,9 +86,11 @@ def check(told: dict[str, Any], node_id: str, n_used: int, *, is_proven: bool) -
     assert evidence["expected_hash"] != evidence["answered_hash"]
     assert told["earned_microcredits"] == told["balance_microcredits"] == 1000 * told["paid_row_experts"]
     unpaid = [item for item in told["items"] if not item["paid"]]
-    assert all(evidence["evidence_id"] in item["reason"] for item in unpaid)
+    proven = f"a wrong answer was proven (evidence {evidence['evidence_id']})"
+    assert {item["reason"] for item in unpaid} <= {proven, UNCHECKED}
     if is_proven:  # what was used before the lie was found, and was not vouched for
-        assert told["paid_row_experts"] + told["unpaid_row_experts"] == n_used
+        # an answer that was under way when the lie was found is confirmed and used, and counts for nothing
+        assert 0 < told["paid_row_experts"] + told["unpaid_row_experts"] <= n_used
         assert bool(unpaid) or evidence["found_by"] == "confirmation"
     else:  # each answer was confirmed before it counted: there is nothing to take back
         assert (told["paid_row_experts"], unpaid) == (n_used, [])
