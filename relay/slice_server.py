@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
@@ -32,21 +33,27 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Message, Receive, Send], Awaitable[None]]
 CheckToken = Callable[[str], Awaitable[TokenHolder]]
+WaitOf = Callable[[Message], Awaitable[float]]
 
 _PATH = re.compile(r"/api/(?P<what>slices|manifests)/(?P<fingerprint>[^/]{1,200})")
 
 log = logging.getLogger(__name__)
 
 
+async def _no_wait(_scope: Message) -> float:
+    return 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class SliceParts:
-    """What a slice server works with."""
+    """What a slice server works with. `wait_of` says for how many seconds the address of a request must wait, or 0."""
 
     shelf: SliceShelf
     digests: DigestBook
     book: DownloadBook
     check_token: CheckToken  # raises TokenRefusedError
     origin_url: str = ""
+    wait_of: WaitOf = _no_wait
 
 
 class _RefusedError(Exception):
@@ -73,6 +80,7 @@ class SliceServer:
         exchange = Exchange(scope, receive, send)
         try:
             with self._parts.book.request():
+                await self._charge(scope)
                 await self._answer(exchange, route)
         except _RefusedError as error:
             await exchange.answer_json(error.status, _error(error.code, str(error)), error.headers)
@@ -91,6 +99,11 @@ class SliceServer:
             await self._answer_manifest(exchange, planned)
         else:
             await self._answer_slice(exchange, planned, node)
+
+    async def _charge(self, scope: Message) -> None:
+        wait_s = await self._parts.wait_of(scope)
+        if wait_s > 0:
+            raise BusyError("this address asks too often", 429, max(1, math.ceil(wait_s)))
 
     async def _node(self, exchange: Exchange) -> TokenHolder:
         scheme, _, text = (exchange.header("authorization") or "").partition(" ")

@@ -13,6 +13,7 @@ from market import tokens
 from relay.slice_digests import DigestBook
 from relay.slice_limits import DownloadBook, SliceLimits
 from relay.slice_planning import SliceShelf
+from relay.slice_rates import AddressRates
 from relay.slice_server import Application, SliceParts, SliceServer
 from relay.sql_thread import SqlThread
 
@@ -35,5 +36,6 @@ def with_slices(pages: Application) -> SliceServer:
         book=DownloadBook(limits, time.monotonic),
         check_token=check_token,
         origin_url=settings.KVASIR_ORIGIN_URL,
+        wait_of=AddressRates().wait_s,
     )
     return SliceServer(pages, parts)

@@ -245,6 +245,18 @@ def test_busy_is_said_with_a_time(tmp_path: Path) -> None:
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "2")
 
 
+def test_an_address_that_asks_too_often_is_told_so_before_its_token_is_looked_at(site: Site) -> None:
+    async def wait_of(scope: Any) -> float:
+        return 1.2
+
+    async def check_token(text: str) -> Any:
+        raise AssertionError("nobody asks for the token")
+
+    site.server._parts = replace(site.server._parts, wait_of=wait_of, check_token=check_token)
+    answer = ask(site, site.url())
+    assert (answer.status_code, answer.headers["retry-after"], answer.json()["error"]["code"]) == (429, "2", "busy")
+
+
 def test_sending_waits_for_the_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     site = make_site(tmp_path, limits=SliceLimits(bytes_per_s=40_000))
     waited: list[float] = []
