@@ -1,8 +1,8 @@
 """Who takes part: accounts, the nodes that they own, and invites. Registration, and what an account's key allows.
 
-Called by `market.api` and `manage.py issue_invite`. An account's key is `kva-...`, an invite `kvi-...`, each with a
-public id and 256 random bits of which only the SHA-256 is stored. Texts are never logged and never part of an error.
-All functions block on SQL.
+Called by `market.api`, `manage.py issue_invite` and `manage.py close_account`. An account's key is `kva-...`, an invite
+`kvi-...`, each with a public id and 256 random bits of which only the SHA-256 is stored. Texts are never logged and
+never part of an error. All functions block on SQL.
 """
 
 from __future__ import annotations
@@ -78,9 +78,13 @@ def account_of(key: str) -> Account:
     row = Account.objects.filter(public_id=_public_id(key, ACCOUNT_PREFIX)).first()
     if not _is_same(key, row) or row is None:
         raise MarketError(401, "account_unknown", "this is not the key of an account of this site")
-    if row.closed is not None:
-        raise MarketError(401, "account_closed", f"account {row.public_id} was closed at {row.closed:%Y-%m-%d} UTC")
-    return row
+    return _open(row)
+
+
+def _open(account: Account) -> Account:
+    if account.closed is None:
+        return account
+    raise MarketError(401, "account_closed", f"account {account.public_id} was closed at {account.closed:%Y-%m-%d} UTC")
 
 
 def revoke_node(account: Account, node_id: str) -> None:
@@ -88,6 +92,20 @@ def revoke_node(account: Account, node_id: str) -> None:
     if not NodeToken.objects.filter(public_id=node_id, account=account).exists():
         raise MarketError(404, "node_unknown", f"account {account.public_id} has no node {node_id[:64]!r}")
     tokens.revoke(node_id)
+
+
+def close_account(public_id: str) -> int:
+    """Let an account's key count no more, and take back its nodes; what it earned stays. Returns how many nodes ended.
+
+    Raises ConfigError when there is no such account.
+    """
+    now = timezone.now()
+    with transaction.atomic():
+        account = Account.objects.filter(public_id=public_id).first()
+        if account is None:
+            raise ConfigError(f"there is no account with id {public_id[:64]!r}")
+        Account.objects.filter(pk=account.pk, closed=None).update(closed=now)
+        return NodeToken.objects.filter(_current(), account=account).update(revoked=now)
 
 
 def issue_invite(name: str, n_nodes: int = 1, days: int | None = 30) -> IssuedInvite:
@@ -116,7 +134,7 @@ def _use_invite(text: str) -> Account | None:
         raise MarketError(403, "invite_expired", f"invite {row.public_id} expired at {row.expires:%Y-%m-%d %H:%M} UTC")
     if Invite.objects.filter(pk=row.pk, n_left__gt=0).update(n_left=F("n_left") - 1) != 1:
         raise MarketError(403, "invite_used", f"invite {row.public_id} was used as often as it may be")
-    return row.account
+    return None if row.account is None else _open(row.account)
 
 
 def _new_account(name: str) -> tuple[Account, str]:

@@ -146,6 +146,23 @@ def test_revoke_by_the_account(site: MarketSite) -> None:
     assert site.get("/api/expert-demand", made["token"]).status == 401
 
 
+def test_a_closed_account_has_no_nodes_and_makes_none(site: MarketSite) -> None:
+    made, stranger = site.post("/api/nodes", {}).json, site.post("/api/nodes", {}).json
+    account = Account.objects.get(public_id=made["account_id"])
+    invite = issue_invite("for its owner")
+    Invite.objects.filter(public_id=invite.public_id).update(account=account)
+    for n_nodes in (1, 0):
+        call_command("close_account", made["account_id"], stdout=(out := StringIO()))
+        assert f"{n_nodes} nodes were taken back" in out.getvalue()
+    assert "revoked" in site.get("/api/expert-demand", made["token"]).error[1]
+    for body, key in (({}, made["account_key"]), ({"invite": invite.text}, "")):
+        assert site.post("/api/nodes", body, key).error[0] == "account_closed"
+    assert site.get("/api/rewards", made["account_key"]).error[0] == "account_closed"
+    assert site.get("/api/expert-demand", stranger["token"]).status == 200
+    with pytest.raises(CommandError, match="no account"):
+        call_command("close_account", "nobody")
+
+
 def test_an_expired_token_is_refused_even_when_it_is_remembered(site: MarketSite) -> None:
     node_id, token = site.node()
     NodeToken.objects.filter(public_id=node_id).update(expires=timezone.now() + timedelta(milliseconds=1))
