@@ -41,6 +41,7 @@ def test_a_text_with_one_worker_is_compared_and_summed_up(lower_half: str) -> No
     assert f"row-experts by {lower_half} " in done.stdout
     assert "no replica" in done.stdout
     assert "kB sent to workers" in done.stdout
+    assert "experts by kernel kx1\n" in done.stdout
     assert "identical: all 12 tokens" in done.stdout
 
 
@@ -50,6 +51,11 @@ def test_the_same_seed_gives_the_same_text_and_another_seed_another() -> None:
         for seed in ("3", "3", "4")
     ]
     assert texts[0] == texts[1] != texts[2]
+
+
+def test_the_slow_kernel_is_named() -> None:
+    done = manage("generate", "One day", "--max-tokens", "2", "--kernel", "float")
+    assert "experts by kernel float (dequantised, slow" in done.stdout
 
 
 def test_missing_workers_are_an_error_where_they_are_required(lower_half: str) -> None:

@@ -53,6 +53,12 @@ def test_neither_django_nor_torch_comes_with_it(light: Path) -> None:
     assert packages & {"django", "torch", "celery", "redis", "channels", "tokenizers"} == set()
 
 
+def test_only_the_light_package_is_installed(light: Path) -> None:
+    script = "from importlib.metadata import files; print(*sorted({f.parts[0] for f in files('kvasir')}))"
+    found = [name for name in run(light / "python", "-c", script).split() if not name.endswith(".dist-info")]
+    assert [name for name in found if name != ".."] == ["kvasir"]  # ".." holds the commands
+
+
 def test_the_commands_teach_their_use(light: Path) -> None:
     assert "kvasir-worker serve --slice" in run(light / "kvasir-worker", "serve", "--help")
     assert "join" in run(light / "kvasir-worker", "--help")

@@ -30,6 +30,8 @@ N_DIFFERENT = 16
 PROMPT = "hello world"
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
 CANCEL_DEADLINE_S = 20.0
+FREED_WITHIN_S = 0.25  # promised; the best of some tries, as other programs disturb any single one
+N_TRIES = 10
 ASKED: dict[str, Any] = {"temperature": 0.8, "seed": 7, "max_tokens": 12, "logit_bias": NEVER_ENDING}
 
 
@@ -274,10 +276,15 @@ def wait_cancelled(redis: RedisServer, request_id: str) -> None:
     raise AssertionError(f"request {request_id} was not cancelled")
 
 
-def test_leaving_a_stream_frees_its_slot(client: OpenAI, redis: RedisServer) -> None:
-    with closing(completion(client, **ENDLESS, stream=True)) as stream:
-        first = next(stream)
-    wait_cancelled(redis, first.id.removeprefix("cmpl-"))
+def test_leaving_a_stream_frees_its_slot_within_a_quarter_of_a_second(client: OpenAI, redis: RedisServer) -> None:
+    took: list[float] = []
+    while len(took) < N_TRIES and min(took, default=1.0) > FREED_WITHIN_S:
+        with closing(completion(client, **ENDLESS, stream=True)) as stream:
+            first = next(stream)
+            left = time.monotonic()
+        wait_cancelled(redis, first.id.removeprefix("cmpl-"))
+        took.append(time.monotonic() - left)
+    assert min(took) <= FREED_WITHIN_S, took
 
 
 def test_leaving_before_a_whole_reply_frees_its_slot(web: WebProcess, redis: RedisServer) -> None:

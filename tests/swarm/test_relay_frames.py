@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterator
 
 import pytest
+from websockets.asyncio.client import connect
 
 from kvasir.relay_records import MAX_FRAME_BYTES
 from kvasir.wire_frames import Fault, Goaway
@@ -48,6 +49,16 @@ def test_frames_arrive_byte_identical_in_both_directions(relay: RelayProcess, wh
                 await worker.send(edge, answer)
                 assert await backbone.receive() == (edge, answer)
             assert len(asked) <= MAX_FRAME_BYTES
+
+    asyncio.run(scenario())
+
+
+def test_the_relay_compresses_nothing_even_when_asked(relay: RelayProcess) -> None:
+    async def scenario() -> None:
+        async with connect(relay.url, compression="deflate", proxy=None) as socket:
+            assert socket.response is not None
+            assert "Sec-WebSocket-Extensions" not in socket.response.headers
+            socket.transport.abort()
 
     asyncio.run(scenario())
 

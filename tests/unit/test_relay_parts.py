@@ -21,6 +21,7 @@ from relay.edge import Traffic
 from relay.outbox import HIGH_WATER_BYTES, Outbox
 from relay.receive_queue import HIGH_WATER_BYTES as RECEIVE_HIGH
 from relay.receive_queue import LOW_WATER_BYTES, ReceiveQueue
+from relay.service import warn_without_unmasking
 from relay.serving import check_address
 from relay.usage import MAX_WAITING, Usage, UsageBook
 
@@ -232,3 +233,18 @@ def test_a_process_that_is_only_a_relay_loads_nothing_of_pages_and_engine() -> N
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_missing_c_code_is_warned_about_at_the_start(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("autobahn.websocket.USES_NVX", True)
+    monkeypatch.setattr("relay.service.HAS_FAST_UNMASKING", True)
+    warn_without_unmasking()
+    assert caplog.messages == []
+    monkeypatch.setattr("autobahn.websocket.USES_NVX", False)
+    monkeypatch.setattr("relay.service.HAS_FAST_UNMASKING", False)
+    warn_without_unmasking()
+    autobahn, websockets = caplog.messages
+    assert "autobahn runs without its C code" in autobahn
+    assert "websockets runs without its C code" in websockets

@@ -381,6 +381,24 @@ def test_a_worker_of_another_model_never_becomes_an_edge() -> None:
     run(script, scenario)
 
 
+def test_nothing_is_compressed() -> None:
+    """The relay of this test would agree to it."""
+
+    async def script(link: ScriptedRelay) -> None:
+        await link.greet()
+        assert link.socket.protocol.extensions == []
+        await link.say(1, WELCOME)
+        await link.socket.wait_closed()
+
+    async def scenario(url: str) -> None:
+        opened: asyncio.Queue[RelayEdge] = asyncio.Queue()
+        edges = await dial(url, opened.put_nowait)
+        await opened.get()
+        await edges.close()
+
+    run(script, scenario)
+
+
 def test_the_hello_that_is_checked_against_holds_the_credit() -> None:
     async def script(link: ScriptedRelay) -> None:
         hello = await link.greet()

@@ -26,6 +26,7 @@ that come back late or wrong, by this process's own replica: the text is the sam
   manage.py generate "Once upon a time"
   manage.py generate "Once upon a time" --worker 127.0.0.1:7401 --worker 127.0.0.1:7402 --compare
 """
+_KERNEL_NOTES = {"float": " (dequantised, slow; KX1 computes Q4_K, Q5_K, Q6_K and Q8_0)"}
 
 
 class Command(BaseCommand):
@@ -104,7 +105,8 @@ class Command(BaseCommand):
                 run = generate(loaded, pool, prompts, params, settings=dispatch, on_text=self._show)
                 moved = pool.bytes_moved
             self.stdout.write("\n")
-            for line in [*summary_lines(run, moved), f"seed {seed}"]:
+            kernel = f"experts by kernel {loaded.store.kernel.name}{_KERNEL_NOTES.get(loaded.store.kernel.name, '')}"
+            for line in [*summary_lines(run, moved), kernel, f"seed {seed}"]:
                 self.stdout.write(line)
             if options["compare"]:
                 self._compare(run, generate(loaded, NoWorkers(), prompts, params, settings=dispatch))
