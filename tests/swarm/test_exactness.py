@@ -84,8 +84,11 @@ def test_two_workers_give_the_bits_of_one_process(
 
 
 @pytest.mark.parametrize("n_workers", [1, 3, 16])
-def test_any_number_of_workers(n_workers: int, models: Callable[[str, str], Path], tmp_path: Path) -> None:
-    model = models("qwen35moe", "Q4_K")
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_any_number_of_workers(
+    architecture: str, n_workers: int, models: Callable[[str, str], Path], tmp_path: Path
+) -> None:
+    model = models(architecture, "Q4_K")
     slices = cut(model, even_parts(N_EXPERT, n_workers), tmp_path)
     with LoadedModel.open(model, n_slot=4, n_ctx=64, n_threads=1) as loaded, serving(opened(slices)) as addresses:
         sharded = through(loaded, addresses)
