@@ -89,6 +89,15 @@ def test_compose_starts_commands_that_exist_with_variables_that_are_read() -> No
         assert set(service["depends_on"]) <= set(services), name
 
 
+def test_compose_gives_web_and_backbone_the_same_model_and_keeps_receipts() -> None:
+    services = compose()["services"]
+    web, backbone = services["web"], services["backbone"]
+    assert web["environment"]["KVASIR_MODEL"] == backbone["environment"]["KVASIR_MODEL"]
+    (models,) = web["volumes"]
+    assert backbone["volumes"] == [models, "run:/srv/kvasir/run"]
+    assert "run" in compose()["volumes"]
+
+
 def test_compose_asks_for_nothing_that_the_example_leaves_out() -> None:
     text = (ROOT / "deploy" / "compose.yml").read_text()
     wanted = set(re.findall(r"(?<!\$)\$\{([A-Z_]+)", text))
