@@ -161,7 +161,10 @@ class WorkGuard:
         with self._lock:
             self.counters.n_confirmed_pairs += reply.n_pairs
         node_id = self._node_of(reply.worker_id)
-        if is_right and not self.book.state(node_id).quarantined:
+        state = self.book.state(node_id)
+        if is_right and state.quarantined:  # it was under way when the lie was found
+            self.receipts.add_unpaid(node_id, self._work(reply), self._now(), _proven(state.evidence_id))
+        elif is_right:
             self.receipts.add_verified(node_id, self._work(reply), self._now())
         return right, is_right
 
@@ -227,7 +230,7 @@ class WorkGuard:
         if before.quarantined:
             return
         self._desk.expel(node_id)
-        reason = f"a wrong answer was proven (evidence {evidence.evidence_id})"
+        reason = _proven(evidence.evidence_id)
         n_withheld = self.receipts.withhold(node_id, evidence.at, reason)
         flagged = self.exposures.flag(node_id, evidence.evidence_id)
         with self._lock:
@@ -240,3 +243,8 @@ class WorkGuard:
     def _work(self, reply: Reply) -> Counter[ExpertRange]:
         held = self._transport.coverage().held.get(reply.worker_id, ())
         return work_by_range(held, reply.layer, reply.expert_ids)
+
+
+def _proven(evidence_id: str) -> str:
+    """Why a node is not paid."""
+    return f"a wrong answer was proven (evidence {evidence_id})"

@@ -62,6 +62,11 @@ class ReceiptBook:
         with self._lock:
             self._settle(node_id, work, at, "")
 
+    def add_unpaid(self, node_id: str, work: Counter[ExpertRange], at: float, reason: str) -> None:
+        """Work that was confirmed, of a node that is not paid, and why."""
+        with self._lock:
+            self._settle(node_id, work, at, reason)
+
     def add_pending(self, node_id: str, work: Counter[ExpertRange]) -> None:
         """Work that was used unconfirmed."""
         with self._lock:

@@ -89,8 +89,7 @@ def check(told: dict[str, Any], node_id: str, n_used: int, *, is_proven: bool) -
     proven = f"a wrong answer was proven (evidence {evidence['evidence_id']})"
     assert {item["reason"] for item in unpaid} <= {proven, UNCHECKED}
     if is_proven:  # what was used before the lie was found, and was not vouched for
-        # an answer that was under way when the lie was found is confirmed and used, and counts for nothing
-        assert 0 < told["paid_row_experts"] + told["unpaid_row_experts"] <= n_used
+        assert told["paid_row_experts"] + told["unpaid_row_experts"] == n_used
         assert bool(unpaid) or evidence["found_by"] == "confirmation"
     else:  # each answer was confirmed before it counted: there is nothing to take back
         assert (told["paid_row_experts"], unpaid) == (n_used, [])

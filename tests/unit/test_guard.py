@@ -161,7 +161,9 @@ def test_one_wrong_value_of_an_unproven_worker_is_a_proof(
     assert transport.reports == [f"a wrong answer was proven (evidence {state.evidence_id})"]
     assert guard.receipts.drain() == ()
     guard.receive(right, ["r"], None)
-    assert guard.receipts.drain() == ()  # what comes from quarantine is not paid, right or not
+    (unpaid,) = guard.receipts.drain()  # what comes from quarantine is not paid, right or not, and listed if right
+    assert (unpaid.verified, unpaid.row_experts) == (False, right.n_pairs)
+    assert state.evidence_id in unpaid.reason
 
 
 def test_evidence_names_what_was_wrong(store: ExpertStore) -> None:
