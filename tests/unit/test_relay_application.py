@@ -16,7 +16,7 @@ from kvasir.wire import decode
 from kvasir.wire_frames import Fault, FaultCode, Frame, Goaway, Hello, Ping, Pong, Refuse, RefuseCode, Role, Welcome
 from kvasir.wire_header import Kind, Limits
 from market.tokens import TokenHolder, TokenRefusedError, TokenScope
-from relay.application import RelayApplication
+from relay.application import MAX_STRANGERS, RelayApplication
 from relay.hub import Hub, HubLimits
 from relay.usage import Usage
 from tests.swarm.relay_process import as_record, frame
@@ -212,6 +212,21 @@ def test_a_relay_that_is_full_says_so() -> None:
         assert (await node.refusal(opening_message(node.hello()))).code is RefuseCode.FULL
 
     run(scenario, Relay(limits=HubLimits(max_stations=1)))
+
+
+def test_so_many_strangers_may_wait_and_one_more_is_refused_at_once() -> None:
+    async def scenario(relay: Relay) -> None:
+        strangers = [Node(relay) for _ in range(MAX_STRANGERS)]
+        refusal = await Node(relay).refused()
+        assert (refusal.code, refusal.message) == (RefuseCode.FULL, f"{MAX_STRANGERS} sockets have yet to say hello")
+        assert not any(node.closed.done() for node in strangers)
+        await strangers[0].join()  # who says hello is no stranger any more
+        newcomer = Node(relay)
+        await newcomer.join()
+
+    patient = Relay()
+    patient.application = RelayApplication(patient.hub, check_token)
+    run(scenario, patient)
 
 
 def test_usage_is_recorded_once_with_its_mood() -> None:
