@@ -12,7 +12,7 @@ import pytest
 from django.test import override_settings
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from backbone.api_schemas import MAX_PROMPTS, MAX_STOPS
+from backbone.api_schemas import MAX_MESSAGES, MAX_PROMPTS, MAX_STOPS
 from backbone.events import Failed
 from backbone.stream import QueueFull, RedisLost
 from kvasir.errors import RequestError
@@ -87,6 +87,7 @@ def test_a_completion_is_refused_by_the_fields_name(site: Site, fields: Any, cod
         ({"top_logprobs": 2}, "invalid_value", "top_logprobs"),
         ({"max_tokens": 1, "max_completion_tokens": 2}, "invalid_value", "max_tokens"),
         ({"messages": []}, "invalid_value", "messages"),
+        ({"messages": [{"role": "user", "content": "x"}] * (MAX_MESSAGES + 1)}, "invalid_value", "messages"),
         ({"messages": "Hi"}, "invalid_value", "messages"),
         ({"messages": [{"role": "user"}]}, "missing_parameter", "messages.0.content"),
         ({"messages": [{"role": "wizard", "content": "x"}]}, "invalid_value", "messages.0.role"),

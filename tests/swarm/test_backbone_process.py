@@ -118,6 +118,20 @@ def test_what_piles_up_is_one_write(redis: Redis) -> None:
     assert len(entries(redis, request_id)) == 50 and flaky.n_executed == 1
 
 
+def test_a_stream_keeps_no_more_than_its_bound(redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Redis drops the oldest in whole nodes of 100 entries, so up to one node more than the bound stays."""
+    monkeypatch.setattr("backbone.event_writer.MAX_EVENTS", 100)
+    request_id = new_id()
+    writing = writer(redis, [])
+    writing.open(request_id, 60.0)
+    writing.put([(request_id, Token(0, number, "x")) for number in range(1000)])
+    writing.start()
+    writing.stop(DEADLINE_S)
+    kept = entries(redis, request_id)
+    assert 100 <= len(kept) <= 200
+    assert kept[-1] == ("1000-0", Token(0, 999, "x"))
+
+
 def test_a_write_that_is_repeated_doubles_nothing(redis: Redis) -> None:
     lost: list[str] = []
     request_id = new_id()

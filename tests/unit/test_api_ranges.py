@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from backbone import api_schemas
 from backbone.api_requests import RequestMaker
-from backbone.api_schemas import CompletionBody
+from backbone.api_schemas import MAX_MESSAGES, MAX_PROMPTS, ChatBody, CompletionBody
 from backbone.engine import sampling_params
 from backbone.engine.sampling_params import SamplingParams
 from backbone.payloads import MAX_CHOICES, MAX_REQUEST_CHARS, SAMPLING_FIELDS
@@ -71,3 +71,13 @@ def test_a_largest_body_fits_between_web_and_backbone() -> None:
     prompt = "é" * (1 << 19)
     (request,) = RequestMaker(1.0).completion(CompletionBody(model="m", prompt=prompt)).requests
     assert len(request.to_json()) < MAX_REQUEST_CHARS
+
+
+def test_bodies_may_have_just_the_limits() -> None:
+    many: dict[str, Any] = {"model": "m", "prompt": ["p"] * MAX_PROMPTS}
+    CompletionBody(**many)
+    CompletionBody(**many | {"prompt": [[1]] * MAX_PROMPTS})
+    ChatBody.model_validate({"model": "m", "messages": [{"role": "user", "content": "x"}] * MAX_MESSAGES})
+    for prompts in (["p"] * (MAX_PROMPTS + 1), [[1]] * (MAX_PROMPTS + 1)):
+        with pytest.raises(ValidationError):
+            CompletionBody(**many | {"prompt": prompts})
