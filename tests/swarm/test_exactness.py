@@ -7,6 +7,8 @@ does wrong.
 
 from __future__ import annotations
 
+import itertools
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -138,10 +140,14 @@ def broken(outputs: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("misbehaviour", [not_a_number, too_few, broken])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_worker_that_answers_garbage_changes_nothing(
-    misbehaviour: Callable[[np.ndarray], np.ndarray], models: Callable[[str, str], Path], tmp_path: Path
+    architecture: str,
+    misbehaviour: Callable[[np.ndarray], np.ndarray],
+    models: Callable[[str, str], Path],
+    tmp_path: Path,
 ) -> None:
-    model = models("qwen3moe", "Q4_K")
+    model = models(architecture, "Q4_K")
     honest, other = opened(cut(model, even_parts(N_EXPERT, 2), tmp_path))
     with (
         LoadedModel.open(model, n_slot=4, n_ctx=64, n_threads=1) as loaded,
@@ -152,6 +158,33 @@ def test_a_worker_that_answers_garbage_changes_nothing(
         assert sharded.tally.pairs_by_worker[addresses[0]] > 0
         assert sharded.tally.pairs_by_worker[addresses[1]] == 0
         assert sharded.tally.n_fallback > 0
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_worker_that_stalls_in_mid_generation_changes_nothing(
+    architecture: str, models: Callable[[str, str], Path], tmp_path: Path
+) -> None:
+    model = models(architecture, "Q4_K")
+    honest, other = opened(cut(model, even_parts(N_EXPERT, 2), tmp_path))
+    released = threading.Event()
+    n_answers = itertools.count()
+
+    def stall(outputs: np.ndarray) -> np.ndarray:
+        if next(n_answers) >= 3:
+            released.wait(30)
+        return outputs
+
+    with (
+        LoadedModel.open(model, n_slot=4, n_ctx=64, n_threads=1) as loaded,
+        serving([honest, lying(other, stall)]) as addresses,
+    ):
+        try:
+            sharded = through(loaded, addresses, DispatchSettings(deadline_s=0.5))
+        finally:
+            released.set()
+        assert first_difference(sharded, alone(loaded)) is None
+        assert sharded.tally.pairs_by_worker[addresses[1]] > 0
+        assert any("no result within" in reason for reason in sharded.tally.fallback_by_reason)
 
 
 def test_replies_in_half_precision_are_rounded_alike_everywhere(
