@@ -120,7 +120,7 @@ def test_two_workers_with_half_a_budget_each_compute_everything(
 def test_a_worker_leaves_and_another_takes_over_while_texts_are_written(
     site: Site, start: Callable[[str], AgentProcess], loaded: LoadedModel
 ) -> None:
-    """No dispatch is ever lost: what no worker holds is computed here, and nothing else is."""
+    """No dispatch is ever lost: what no worker holds is computed here, and so is what crosses a goodbye on its way."""
     leaving, large = start("one"), start("large")
     leaving.wait_for("settled")
     large.wait_for("settled")
@@ -136,7 +136,8 @@ def test_a_worker_leaves_and_another_takes_over_while_texts_are_written(
             assert first_difference(run, alone) is None
             reasons += run.tally.fallback_by_reason
             assert time.monotonic() < end
-        assert set(reasons) <= {"no replica"}
+        # the frame that was already sent when the worker closed is the one thing that may fail besides
+        assert all(reason == "no replica" or reason.endswith("the worker got SIGINT") for reason in reasons), reasons
         run = write(loaded, pool)
         assert (first_difference(run, alone), run.tally.n_fallback) == (None, 0)
     large.wait_for("serving")
