@@ -1,0 +1,78 @@
+"""Static files of the front end at /static/kvasir/, and pages of the tests at /, without Django.
+
+Used by the tests of kernels in a page: they need no service. It sends the headers that matter there: the types of .js,
+.wasm and .wgsl, and a policy as strict as the site's.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = Path(__file__).parent / "pages"
+POLICY = (
+    "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self'; connect-src 'self'; base-uri 'none'"
+)
+FOLDERS = {
+    "static/kvasir": ROOT / "frontend/static/kvasir",
+    "golden": ROOT / "tests/golden",
+}
+
+
+class _Files(SimpleHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    timeout = 60
+    extensions_map = SimpleHTTPRequestHandler.extensions_map | {
+        ".js": "text/javascript", ".mjs": "text/javascript", ".wasm": "application/wasm", ".wgsl": "text/wgsl",
+        ".json": "application/json", ".bin": "application/octet-stream",
+    }  # fmt: skip
+
+    def __init__(self, *arguments: object, extra: dict[str, Path]) -> None:
+        self._folders = FOLDERS | extra
+        super().__init__(*arguments)  # type: ignore[arg-type]
+
+    def translate_path(self, path: str) -> str:
+        asked = Path(unquote(urlsplit(path).path).lstrip("/"))
+        if ".." in asked.parts:
+            return str(PAGES / "refused")
+        for name, folder in self._folders.items():
+            if asked.is_relative_to(name):
+                return str(folder / asked.relative_to(name))
+        return str(PAGES / asked)
+
+    def end_headers(self) -> None:
+        self.send_header("Content-Security-Policy", POLICY)
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        super().end_headers()
+
+    def do_GET(self) -> None:
+        if self.path == "/favicon.ico":
+            self.send_response(204)
+            self.end_headers()
+            return
+        super().do_GET()
+
+    def log_message(self, *arguments: object) -> None:
+        """Say nothing."""
+
+
+@contextmanager
+def static_site(**extra: Path) -> Iterator[str]:
+    """The address of a server of these files: `static/kvasir`, `golden`, and a folder for each further name."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Files, extra=extra))
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, name="static site", daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(10)
