@@ -30,6 +30,7 @@ class WorkerCoverage:
     ranges: tuple[ExpertRange, ...]
     expires_ms: int
     facts: dict[str, Any] = field(default_factory=dict)
+    since_ms: int | None = None  # Unix time of its first heartbeat since it was last gone
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,10 +94,15 @@ def _workers(store: CoverageStore) -> tuple[WorkerCoverage, ...]:
     pipeline.zrange(coverage_key(fingerprint, "beats"), 0, -1, withscores=True)
     pipeline.hgetall(coverage_key(fingerprint, "holdings"))
     pipeline.hgetall(coverage_key(fingerprint, "facts"))
-    beats, holdings, facts = cast(Any, pipeline.execute())
+    pipeline.hgetall(coverage_key(fingerprint, "since"))
+    beats, holdings, facts, since = cast(Any, pipeline.execute())
     found = [
         WorkerCoverage(
-            worker.decode(), unpack_ranges(holdings.get(worker)), int(expires), json.loads(facts.get(worker, b"{}"))
+            worker.decode(),
+            unpack_ranges(holdings.get(worker)),
+            int(expires),
+            json.loads(facts.get(worker, b"{}")),
+            int(since[worker]) if worker in since else None,
         )
         for worker, expires in beats
     ]

@@ -5,6 +5,7 @@ Used by `market.coverage_store` and `market.coverage`. All numbers are little-en
     counts, pending, targets   u16 [n_layer, n_expert]
     holdings                   by worker: (u16 layer, u16 start, u16 stop) each, merged and ascending
     pledges                    by worker: (8 bytes lease id, a range as above, f64 end and f64 begin in ms) each
+    since                      by worker: Unix time in ms of the first heartbeat since it was last gone, as text
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ MOST_LAYERS = LAYERS_MAX
 Counts = npt.NDArray[np.int64]  # [n_layer, n_expert]
 
 # The order is that of KEYS in every script
-KEY_NAMES = ("counts", "pending", "holdings", "beats", "pledges", "ends", "facts", "version", "targets")
+KEY_NAMES = ("counts", "pending", "holdings", "beats", "pledges", "ends", "facts", "version", "targets", "since")
 
 
 @dataclass(frozen=True, slots=True)

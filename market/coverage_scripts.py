@@ -7,7 +7,7 @@ n_layer, n_expert, the caller's clock in ms and the keys' expiry in ms.
 from __future__ import annotations
 
 _PRELUDE = """
-local counts, pending, holdings, beats, pledges, ends, facts, version, targets = unpack(KEYS)
+local counts, pending, holdings, beats, pledges, ends, facts, version, targets, since = unpack(KEYS)
 local n_layer, n_expert, now, keep_ms = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 local RANGE, PLEDGE, PLEDGE_RANGE = 6, 30, 8
 local is_changed = false
@@ -101,6 +101,7 @@ local function forget(worker)
   if held then add_held(held, -1) end
   redis.call('HDEL', holdings, worker)
   redis.call('HDEL', facts, worker)
+  redis.call('HDEL', since, worker)
   if redis.call('ZREM', beats, worker) == 1 then is_changed = true end
 end
 
@@ -134,6 +135,7 @@ if before ~= held then
   add_held(held, 1)
   if held == '' then redis.call('HDEL', holdings, worker) else redis.call('HSET', holdings, worker, held) end
 end
+if tonumber(redis.call('ZSCORE', beats, worker) or '0') <= now then redis.call('HSET', since, worker, ARGV[3]) end
 if redis.call('ZADD', beats, ARGV[7], worker) == 1 then is_changed = true end
 redis.call('HSET', facts, worker, ARGV[8])
 local function is_held(layer, start, stop)

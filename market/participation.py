@@ -25,7 +25,7 @@ from market.upkeep import LOOK_EVERY_MS, Upkeep
 RETRIES_PER_LEASE = 3  # when nothing is wanted: a gap opens when a heartbeat's lease ends
 SOONEST_RETRY_S = 0.5
 FULL_RETRY_S = 60.0
-_FACTS = ("url", "owner", "os", "device_kind", "accelerator", "backend", "rows_per_s")
+_FACTS = ("url", "owner", "os", "device_kind", "accelerator", "backend", "region", "rows_per_s")
 
 
 class Participation:

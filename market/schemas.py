@@ -43,6 +43,7 @@ class CoverageBody(Schema):
     device_kind: Text = ""
     accelerator: Text = ""
     backend: Text = ""
+    region: Annotated[str, Field(max_length=40)] = ""
     rows_per_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     leases: list[LeaseId] = Field(default_factory=list, max_length=64)
     leaving: bool = False

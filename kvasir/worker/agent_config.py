@@ -17,6 +17,8 @@ from kvasir.byte_sizes import format_size, parse_size
 from kvasir.errors import ConfigError
 from kvasir.relay_directory import checked_url
 
+LONGEST_REGION = 40  # docs/market.md
+
 
 @dataclass(frozen=True, slots=True)
 class AgentConfig:
@@ -27,6 +29,7 @@ class AgentConfig:
     state_dir: Path
     invite: str = field(default="", repr=False)
     name: str = "kvasir-worker"
+    region: str = ""  # told to everybody when it is given
     relay_url: str = ""  # instead of the one that the site names
     token: str = field(default="", repr=False)  # of a node that an operator made
     kernel: str = "auto"
@@ -44,6 +47,9 @@ def add_agent_options(join: argparse.ArgumentParser) -> None:
     join.add_argument("--budget", metavar="SIZE", help="memory that this worker may use, such as 2GiB or 500MB")
     join.add_argument("--invite", default="", metavar="CODE", help="where a site registers nodes by invitation only")
     join.add_argument("--name", default="kvasir-worker", metavar="NAME", help="what the site calls this node")
+    join.add_argument(
+        "--region", default="", metavar="WORDS", help="where this worker is, if you want the site's dashboard to say so"
+    )
     join.add_argument(
         "--state-dir", type=Path, metavar="DIR", help="where token and slices are kept (default: under ~/.local/state)"
     )
@@ -65,6 +71,7 @@ def agent_config(options: argparse.Namespace, token: str) -> AgentConfig:
         state_dir=(options.state_dir or default_directory(site)).expanduser().resolve(),
         invite=options.invite,
         name=options.name.strip() or "kvasir-worker",
+        region=checked_region(options.region),
         relay_url=checked_url(options.relay) if options.relay else "",
         token=token,
         kernel=options.kernel,
@@ -81,6 +88,14 @@ def checked_site(url: str) -> str:
     if parts.username or parts.password or parts.query or parts.fragment:
         raise ConfigError("a site's address holds no user, password, query or fragment")
     return url.rstrip("/")
+
+
+def checked_region(text: str) -> str:
+    """Words for a region, without blanks around them. Raises ConfigError for more than a site takes."""
+    region = text.strip()
+    if len(region) > LONGEST_REGION:
+        raise ConfigError(f"--region {region[:60]!r} has {len(region)} characters; at most {LONGEST_REGION} are taken")
+    return region
 
 
 def default_directory(site: str) -> Path:

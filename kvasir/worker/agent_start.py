@@ -57,7 +57,9 @@ async def run_agent(config: AgentConfig, stop: Callable[[], asyncio.Future[str]]
 
 
 def _options(config: AgentConfig) -> AgentOptions:
-    facts = (("os", platform.system()), ("device_kind", "cpu"), ("backend", "native"))
+    facts = [("os", platform.system()), ("device_kind", "cpu"), ("backend", "native")]
+    if config.region:
+        facts.append(("region", config.region))
     return AgentOptions(
         site=config.site,
         room_bytes=config.room_bytes,
@@ -66,5 +68,5 @@ def _options(config: AgentConfig) -> AgentOptions:
         relay_url=config.relay_url,
         kernel=config.kernel,
         n_threads=config.n_threads,
-        facts=facts,
+        facts=tuple(facts),
     )

@@ -68,10 +68,29 @@ def test_leaving_is_at_once(site: MarketSite) -> None:
 
 def test_what_it_says_of_itself_is_kept(site: MarketSite) -> None:
     node = site.node()
-    site.beat(node, [[1, 0, 1]], url="relay:7", os="linux", device_kind="cpu", rows_per_s=688.5, unheard_of={"x": 1})
+    site.beat(node, [[1, 0, 1]], url="relay:7", os="linux", device_kind="cpu", rows_per_s=688.5, region="Java", unheard_of={"x": 1})
     (worker,) = snapshot_of(site.store, MARKET.targets, with_workers=True).workers
     assert worker.worker_id == node[0]
-    assert worker.facts == {"url": "relay:7", "os": "linux", "device_kind": "cpu", "rows_per_s": 688.5}
+    assert worker.facts == {"url": "relay:7", "os": "linux", "device_kind": "cpu", "region": "Java", "rows_per_s": 688.5}
+    assert site.beat(node, [[1, 0, 1]], region="x" * 41).status == 400
+
+
+def test_since_when_a_worker_is_there(site: MarketSite) -> None:
+    def since() -> int | None:
+        return snapshot_of(site.store, MARKET.targets, with_workers=True).workers[0].since_ms
+
+    node, came_ms = site.node(), site.now.ms
+    site.beat(node, [[1, 0, 1]])
+    site.now.ms += 30_000
+    site.beat(node, [[1, 0, 2]])
+    assert since() == came_ms  # heartbeats in time go on with what began
+    site.now.ms += 46_000
+    site.beat(node, [[1, 0, 2]])
+    assert since() == site.now.ms  # silent for longer than its lease: it came anew
+    site.beat(node, [], leaving=True)
+    site.now.ms += 1
+    site.beat(node, [[1, 0, 2]])
+    assert since() == site.now.ms
 
 
 MALFORMED: list[tuple[object, str]] = [

@@ -86,6 +86,10 @@ def test_the_command_line_with_a_budget(tmp_path: Path) -> None:
     assert config.room_bytes == (2 << 30) - 150_000_000
     assert (config.invite, config.n_threads, config.token) == ("code", 2, "")
     assert "code" not in repr(config)
+    assert config.region == ""
+    said = parse_command([*words, "--region", " West Java "])
+    assert isinstance(said, AgentConfig)
+    assert said.region == "West Java"
     assert default_directory("https://site.test:8000").parts[-2:] == ("kvasir", "site.test_8000")
 
 
@@ -102,6 +106,7 @@ def test_the_form_with_a_slice_is_as_before(tmp_path: Path) -> None:
         (["join", "wss://relay.test/relay", "--budget", "2GiB"], "site address"),
         (["join", "https://user:pw@site.test", "--budget", "2GiB"], "no user, password"),
         (["join", SITE, "--budget", "2 pounds"], "is not a size"),
+        (["join", SITE, "--budget", "2GiB", "--region", "x" * 41], "has 41 characters; at most 40"),
         (["join", SITE, "--budget", "150MB"], "too small"),
         (["join", SITE, "--budget", "2GiB", "--relay", "https://relay.test"], "relay address"),
         (["join", SITE, "--budget", "2GiB", "--threads", "0"], "--threads"),
