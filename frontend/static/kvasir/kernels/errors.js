@@ -29,5 +29,8 @@ export class KernelMemoryError extends KernelError {
 /** The device or thread that held the weights is gone: all that was loaded is lost. */
 export class KernelLostError extends KernelError {}
 
+/** This device has no GPU that is worth using; the message says why. WebAssembly may still do. */
+export class GpuUnavailableError extends KernelError {}
+
 /** This browser has neither WebGPU nor WebAssembly SIMD. The message says which browsers have them. */
 export class UnsupportedBrowserError extends KernelError {}
