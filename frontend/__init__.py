@@ -1,1 +1,1 @@
-"""Pages: dashboard, contribute, playground. Empty until they land; docs/architecture.md says what belongs here."""
+"""Pages: the contributing tab, dashboard, playground, rewards, operator. README.md says how one is made."""

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from django.conf import settings
 from django.http.response import HttpResponseBase
 from django.middleware import common, security
+from django.utils.deprecation import MiddlewareMixin
+
+from frontend.content_policy import content_policy
 
 if TYPE_CHECKING:
     from django.http import HttpRequest
@@ -35,3 +39,16 @@ class SecurityMiddleware(_OnTheLoop, security.SecurityMiddleware):
 
 class CommonMiddleware(_OnTheLoop, common.CommonMiddleware):
     """Checks the host name, adds slashes and lengths."""
+
+
+class ContentPolicyMiddleware(_OnTheLoop, MiddlewareMixin):
+    """The pages' Content-Security-Policy, wherever a view has set none of its own."""
+
+    def process_request(self, request: HttpRequest) -> None:
+        """Nothing: the way out is what counts."""
+
+    def process_response(self, request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
+        """Set the header."""
+        if not response.has_header("Content-Security-Policy") and response.status_code != 400:  # its host may be none
+            response["Content-Security-Policy"] = content_policy(request.get_host(), settings.WORKER_RELAY_URL)
+        return response

@@ -21,14 +21,43 @@ SECRET_KEY = env_secret("KVASIR_SECRET_KEY") or secrets.token_urlsafe(48)
 ALLOWED_HOSTS = env_list("KVASIR_ALLOWED_HOSTS", ["localhost", "127.0.0.1", "[::1]"])
 
 INSTALLED_APPS = [
+    "django.contrib.admin",  # staff only: see the operator's page
     "django.contrib.contenttypes",
     "django.contrib.auth",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "django.contrib.staticfiles",  # its finders alone: frontend.static_files serves
+    "channels",
     "kvasir_site",
     "market",
     "relay",
     "backbone",
+    "frontend",
 ]
-MIDDLEWARE = ["kvasir_site.middleware.SecurityMiddleware", "kvasir_site.middleware.CommonMiddleware"]
+MIDDLEWARE = [
+    "kvasir_site.middleware.SecurityMiddleware",
+    "kvasir_site.middleware.CommonMiddleware",
+    "kvasir_site.middleware.ContentPolicyMiddleware",
+    # what follows is of the pages; requests of programs pass by it
+    "kvasir_site.page_middleware.SessionMiddleware",
+    "kvasir_site.page_middleware.LocaleMiddleware",
+    "kvasir_site.page_middleware.CsrfViewMiddleware",
+    "kvasir_site.page_middleware.AuthenticationMiddleware",
+    "kvasir_site.page_middleware.MessageMiddleware",
+]
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ]
+        },
+    }
+]
 ROOT_URLCONF = "kvasir_site.urls"
 ASGI_APPLICATION = "kvasir_site.asgi.application"
 DATABASES = {"default": database_from_url(os.environ.get("DATABASE_URL"), RUN_DIR / "kvasir.sqlite3")}
@@ -36,6 +65,11 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 USE_TZ = True
 TIME_ZONE = "UTC"
+USE_I18N = True
+STATIC_URL = "/static/"
+STATICFILES_FINDERS = ["django.contrib.staticfiles.finders.AppDirectoriesFinder"]
+SESSION_COOKIE_HTTPONLY = CSRF_COOKIE_HTTPONLY = True
+SESSION_COOKIE_SAMESITE = CSRF_COOKIE_SAMESITE = LANGUAGE_COOKIE_SAMESITE = "Lax"
 LANGUAGE_CODE = "en"
 LANGUAGES = [("en", "English"), ("id", "Bahasa Indonesia")]
 

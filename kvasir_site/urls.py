@@ -1,8 +1,9 @@
-"""The site's routes: the REST API with its page, and what load balancers and Prometheus ask."""
+"""The site's routes: the pages, the REST APIs, the admin, and what load balancers and Prometheus ask."""
 
 from __future__ import annotations
 
-from django.urls import URLPattern, URLResolver, path
+from django.contrib import admin
+from django.urls import URLPattern, URLResolver, include, path
 
 from backbone import api_docs, api_health
 from backbone.api import api
@@ -16,6 +17,8 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("healthz", api_health.healthz),
     path("readyz", api_health.readyz),
     path("metrics", api_health.metrics),
+    path("admin/", admin.site.urls),
+    path("", include("frontend.urls")),
 ]
 
 handler400 = "backbone.api_fallbacks.bad_request"
