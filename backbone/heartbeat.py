@@ -42,13 +42,16 @@ class Heartbeat:
         stats: Callable[[], Mapping[str, float]],
         is_healthy: Callable[[], bool],
         on_sick: Callable[[], None],
+        also: Callable[[], None] = lambda: None,
     ) -> None:
+        """`also` is called after each beat; it must end within seconds and raise nothing."""
         self._client = client
         self._backbone_id = backbone_id
         self._model = model
         self._stats = stats
         self._is_healthy = is_healthy
         self._on_sick = on_sick
+        self._also = also
         self._is_lost = False
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvasir-heartbeat", daemon=True)
@@ -95,6 +98,7 @@ class Heartbeat:
                 self._on_sick()
                 return
             self.beat()
+            self._also()
 
     def _leave(self) -> None:
         try:

@@ -10,6 +10,7 @@ import logging
 import secrets
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from redis import Redis
@@ -55,6 +56,7 @@ class MarketLink:
         self.traffic = TrafficCounter(card.n_layer, card.n_expert)
         self._meter = TrafficMeter(card.n_layer, card.n_expert)
         self._counted_at = time.monotonic()
+        self.node_of: Callable[[str], str] = transport.node_of if isinstance(transport, EdgePool) else str
         self.guard = WorkGuard(
             loaded.store,
             transport,
@@ -63,7 +65,7 @@ class MarketLink:
             keeper=SqlTrustKeeper(),
             on_lie=self._note_lie,
             reply_format=ReplyFormat(settings.reply),
-            node_of=transport.node_of if isinstance(transport, EdgePool) else lambda worker_id: worker_id,
+            node_of=self.node_of,
         )
         self.records = RecordKeeper(client, self.guard.exposures)
         self._flusher = ReceiptFlusher(

@@ -1,0 +1,119 @@
+"""What backbones say of themselves for the dashboard: how busy they are, what they did, how each worker does for them.
+
+Each backbone writes its own field of the Redis hash `pulse:<fingerprint>` about once a second; whoever shows the swarm
+reads what is fresh. This module is the codec and the names; it opens no connection and knows no engine.
+
+    field: the backbone's id     value: JSON, the fields of `Pulse`
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+from kvasir.errors import WireError
+
+FRESH_S = 5.0  # a backbone that wrote nothing for so long is not shown any more
+EXPIRY_S = 60
+SOURCES = ("workers", "hot", "fallback")
+LATENCIES = ("queue_s", "first_token_s", "request_s")
+
+
+def pulse_key(fingerprint: str) -> str:
+    """The hash of a model's backbones."""
+    return f"pulse:{fingerprint}"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPulse:
+    """A node as one backbone sees it. `round_trip_ms` is the least time of an answer; None before the first."""
+
+    round_trip_ms: float | None = None
+    rows_per_s: float = 0.0  # row-experts that were used, a moving average
+    usable: bool = False  # may be given work: connected, tested, not in quarantine
+    proven: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """One backbone at one moment. Counters are since its start; `latencies` has recent requests' seconds by name."""
+
+    at_s: float
+    running: int = 0
+    waiting: int = 0
+    slots: int = 0
+    queued: int = 0  # requests that no backbone has taken
+    tokens: int = 0
+    row_experts: Mapping[str, int] = field(default_factory=dict)  # by source
+    latencies: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    workers: Mapping[str, WorkerPulse] = field(default_factory=dict)  # by node
+
+
+class HashClient(Protocol):
+    """The commands that a backbone uses, as `redis.Redis` has them."""
+
+    def hset(self, name: str, key: str, value: str) -> object: ...
+    def hdel(self, name: str, *keys: str) -> object: ...
+    def expire(self, name: str, time: int) -> object: ...
+
+
+def publish_pulse(client: HashClient, fingerprint: str, backbone_id: str, pulse: Pulse) -> None:
+    """Write a backbone's field. The client's errors rise."""
+    client.hset(pulse_key(fingerprint), backbone_id, pack_pulse(pulse))
+    client.expire(pulse_key(fingerprint), EXPIRY_S)
+
+
+def withdraw_pulse(client: HashClient, fingerprint: str, backbone_id: str) -> None:
+    """The backbone leaves. The client's errors rise."""
+    client.hdel(pulse_key(fingerprint), backbone_id)
+
+
+def pack_pulse(pulse: Pulse) -> str:
+    """A field's value."""
+    return json.dumps(asdict(pulse), separators=(",", ":"))
+
+
+def unpack_pulse(data: bytes | str) -> Pulse:
+    """What `pack_pulse` packed. Raises WireError for anything else."""
+    try:
+        said: dict[str, Any] = json.loads(data)
+        workers = {str(node): WorkerPulse(**facts) for node, facts in said.pop("workers").items()}
+        latencies = {str(name): tuple(map(float, values)) for name, values in said.pop("latencies").items()}
+        return Pulse(**said, workers=workers, latencies=latencies)
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise WireError(f"this is no backbone's pulse of this version: {type(error).__name__}: {error}") from error
+
+
+def fresh_pulses(fields: Iterable[bytes | str], now_s: float) -> list[Pulse]:
+    """Those that were written lately. What is malformed is left out: a backbone of another version."""
+    found = []
+    for data in fields:
+        try:
+            pulse = unpack_pulse(data)
+        except WireError:
+            continue
+        if abs(now_s - pulse.at_s) <= FRESH_S:
+            found.append(pulse)
+    return found
+
+
+def joined_workers(pulses: Iterable[Pulse]) -> dict[str, WorkerPulse]:
+    """Each node over all backbones: rates add up, the shortest way counts, and what any of them doubts is in doubt."""
+    joined: dict[str, WorkerPulse] = {}
+    for pulse in pulses:
+        for node, seen in pulse.workers.items():
+            known = joined.get(node)
+            joined[node] = seen if known is None else _both(known, seen)
+    return joined
+
+
+def _both(one: WorkerPulse, other: WorkerPulse) -> WorkerPulse:
+    trips = [trip for trip in (one.round_trip_ms, other.round_trip_ms) if trip is not None]
+    return WorkerPulse(
+        round_trip_ms=min(trips, default=None),
+        rows_per_s=one.rows_per_s + other.rows_per_s,
+        usable=one.usable or other.usable,
+        proven=one.proven and other.proven,
+    )
