@@ -7,8 +7,8 @@ const SIGNS = { auto: "◐", light: "☀", dark: "☾" };
 
 /** @returns {Theme} what the visitor chose */
 function chosenTheme() {
-  const stored = localStorage.getItem("kvasir-theme");
-  return stored === "light" || stored === "dark" ? stored : "auto";
+    const stored = localStorage.getItem("kvasir-theme");
+    return stored === "light" || stored === "dark" ? stored : "auto";
 }
 
 /**
@@ -16,32 +16,32 @@ function chosenTheme() {
  * @param {Theme} theme
  */
 function setTheme(theme) {
-  if (theme === "auto") {
-    localStorage.removeItem("kvasir-theme");
-    delete document.documentElement.dataset.theme;
-  } else {
-    localStorage.setItem("kvasir-theme", theme);
-    document.documentElement.dataset.theme = theme;
-  }
-  document.dispatchEvent(new CustomEvent("kvasir-theme", { detail: theme })); // canvases draw anew
+    if (theme === "auto") {
+        localStorage.removeItem("kvasir-theme");
+        delete document.documentElement.dataset.theme;
+    } else {
+        localStorage.setItem("kvasir-theme", theme);
+        document.documentElement.dataset.theme = theme;
+    }
+    document.dispatchEvent(new CustomEvent("kvasir-theme", { detail: theme })); // canvases draw anew
 }
 
 /** @param {HTMLElement} button */
 function showTheme(button) {
-  const theme = chosenTheme();
-  button.textContent = SIGNS[theme];
-  button.title = button.dataset[theme] ?? theme;
-  button.setAttribute("aria-label", button.title);
+    const theme = chosenTheme();
+    button.textContent = SIGNS[theme];
+    button.title = button.dataset[theme] ?? theme;
+    button.setAttribute("aria-label", button.title);
 }
 
 const button = document.getElementById("theme");
 if (button) {
-  showTheme(button);
-  button.addEventListener("click", () => {
-    setTheme(THEMES[(THEMES.indexOf(chosenTheme()) + 1) % THEMES.length]);
     showTheme(button);
-  });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
-    document.dispatchEvent(new CustomEvent("kvasir-theme", { detail: chosenTheme() }));
-  });
+    button.addEventListener("click", () => {
+        setTheme(THEMES[(THEMES.indexOf(chosenTheme()) + 1) % THEMES.length]);
+        showTheme(button);
+    });
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+        document.dispatchEvent(new CustomEvent("kvasir-theme", { detail: chosenTheme() }));
+    });
 }
