@@ -193,24 +193,24 @@
  * @returns {ContributionState}
  */
 export function initialState() {
-  return {
-    phase: "idle",
-    activity: "none",
-    pauseReason: "",
-    problem: null,
-    device: null,
-    advice: null,
-    settings: null,
-    identity: { nodeId: "", accountId: "", hasRecoveryKey: false },
-    model: null,
-    ranges: [],
-    download: null,
-    kernel: null,
-    served: { nRequests: 0, nRowExperts: 0, rowExpertsPerS: 0, totalRowExperts: 0, lastAtMs: 0, nBackbones: 0 },
-    rewards: null,
-    storage: { usedBytes: 0, quotaBytes: 0, downloadedBytes: 0 },
-    relayUrl: "",
-    isJoined: false,
-    startedAtMs: 0,
-  };
+    return {
+        phase: "idle",
+        activity: "none",
+        pauseReason: "",
+        problem: null,
+        device: null,
+        advice: null,
+        settings: null,
+        identity: { nodeId: "", accountId: "", hasRecoveryKey: false },
+        model: null,
+        ranges: [],
+        download: null,
+        kernel: null,
+        served: { nRequests: 0, nRowExperts: 0, rowExpertsPerS: 0, totalRowExperts: 0, lastAtMs: 0, nBackbones: 0 },
+        rewards: null,
+        storage: { usedBytes: 0, quotaBytes: 0, downloadedBytes: 0 },
+        relayUrl: "",
+        isJoined: false,
+        startedAtMs: 0,
+    };
 }

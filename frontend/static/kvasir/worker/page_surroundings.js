@@ -28,9 +28,9 @@
  * @returns {boolean | null}
  */
 export function isMetered(connection) {
-  if (connection === undefined) return null;
-  if (connection.saveData) return true;
-  return connection.type === undefined ? null : connection.type === "cellular";
+    if (connection === undefined) return null;
+    if (connection.saveData) return true;
+    return connection.type === undefined ? null : connection.type === "cellular";
 }
 
 /**
@@ -39,40 +39,40 @@ export function isMetered(connection) {
  * @returns {() => void} ends it
  */
 export function watchSurroundings({ onChange, onWake }) {
-  const { connection, getBattery } = /** @type {RichNavigator} */ (navigator);
-  /** @type {BatteryManager | null} */
-  let battery = null;
-  const tell = () =>
-    onChange({
-      isOnPower: battery === null ? null : battery.charging,
-      isMetered: isMetered(connection),
-      isVisible: document.visibilityState === "visible",
-    });
-  const woke = () => {
-    onWake();
+    const { connection, getBattery } = /** @type {RichNavigator} */ (navigator);
+    /** @type {BatteryManager | null} */
+    let battery = null;
+    const tell = () =>
+        onChange({
+            isOnPower: battery === null ? null : battery.charging,
+            isMetered: isMetered(connection),
+            isVisible: document.visibilityState === "visible",
+        });
+    const woke = () => {
+        onWake();
+        tell();
+    };
+    const seen = () => (document.visibilityState === "visible" ? woke() : tell());
+    /** @type {[EventTarget | NetworkInformation, string, () => void][]} */
+    const heard = [
+        [document, "visibilitychange", seen],
+        [document, "resume", woke],
+        [window, "pageshow", woke],
+        [window, "online", woke],
+    ];
+    if (connection?.addEventListener) heard.push([connection, "change", tell]);
+    for (const [target, type, listener] of heard) target.addEventListener?.(type, listener);
     tell();
-  };
-  const seen = () => (document.visibilityState === "visible" ? woke() : tell());
-  /** @type {[EventTarget | NetworkInformation, string, () => void][]} */
-  const heard = [
-    [document, "visibilitychange", seen],
-    [document, "resume", woke],
-    [window, "pageshow", woke],
-    [window, "online", woke],
-  ];
-  if (connection?.addEventListener) heard.push([connection, "change", tell]);
-  for (const [target, type, listener] of heard) target.addEventListener?.(type, listener);
-  tell();
-  getBattery?.call(navigator).then(
-    (found) => {
-      battery = found;
-      found.addEventListener("chargingchange", tell);
-      tell();
-    },
-    () => undefined, // a browser that has it may still refuse
-  );
-  return () => {
-    for (const [target, type, listener] of heard) target.removeEventListener?.(type, listener);
-    battery?.removeEventListener("chargingchange", tell);
-  };
+    getBattery?.call(navigator).then(
+        (found) => {
+            battery = found;
+            found.addEventListener("chargingchange", tell);
+            tell();
+        },
+        () => undefined, // a browser that has it may still refuse
+    );
+    return () => {
+        for (const [target, type, listener] of heard) target.removeEventListener?.(type, listener);
+        battery?.removeEventListener("chargingchange", tell);
+    };
 }

@@ -5,20 +5,20 @@
 
 /** Getting a slice failed; the message says why. */
 export class DownloadError extends Error {
-  /** @param {string} message @param {ErrorOptions} [options] */
-  constructor(message, options) {
-    super(message, options);
-    this.name = new.target.name;
-  }
+    /** @param {string} message @param {ErrorOptions} [options] */
+    constructor(message, options) {
+        super(message, options);
+        this.name = new.target.name;
+    }
 }
 
 /** The connection failed, was cut or was too slow; the same request may succeed later. */
 export class TransferError extends DownloadError {
-  /** @param {string} message @param {number} [retryAfterS] seconds that the server asked for @param {ErrorOptions} [options] */
-  constructor(message, retryAfterS = 0, options = undefined) {
-    super(message, options);
-    this.retryAfterS = retryAfterS;
-  }
+    /** @param {string} message @param {number} [retryAfterS] seconds that the server asked for @param {ErrorOptions} [options] */
+    constructor(message, retryAfterS = 0, options = undefined) {
+        super(message, options);
+        this.retryAfterS = retryAfterS;
+    }
 }
 
 /** The server will not give these bytes, however often it is asked. */
