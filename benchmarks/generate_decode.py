@@ -23,11 +23,16 @@ NEVER = -100.0  # added to a logit
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """One run: the tokens of each prompt, and the seconds of all steps after the one that made the first tokens."""
+    """One run: the tokens of each prompt, and what the steps cost after the one that made the first tokens.
+
+    CPU seconds are this process's, all of its threads together.
+    """
 
     token_ids: list[list[int]]
     seconds: float
     n_fallback: int  # routed pairs that the backbone's own replica computed
+    cpu_s: float
+    prefill_cpu_s: float  # of the step that made the first tokens
 
     @property
     def tok_s(self) -> float:
@@ -44,18 +49,27 @@ def decode(loaded: LoadedModel, transport: Transport, prompts: Sequence[Sequence
     experts = ExpertDispatcher(loaded.store, transport, on_served=tally.add)
     engine = Engine(loaded.model, experts, max_rows=sum(map(len, prompts)))
     sequences = [EngineSequence(str(number), ids, params, loaded.tokenizer) for number, ids in enumerate(prompts)]
-    seconds = asyncio.run(_steps(engine, sequences))
-    return Decoding([sequence.output_ids for sequence in sequences], seconds, tally.n_fallback)
+    marks = asyncio.run(_steps(engine, sequences))
+    (_, begun), (started, prefilled), (ended, decoded) = marks
+    return Decoding(
+        [sequence.output_ids for sequence in sequences],
+        ended - started,
+        tally.n_fallback,
+        cpu_s=decoded - prefilled,
+        prefill_cpu_s=prefilled - begun,
+    )
 
 
-async def _steps(engine: Engine, sequences: Sequence[EngineSequence]) -> float:
+async def _steps(engine: Engine, sequences: Sequence[EngineSequence]) -> list[tuple[float, float]]:
+    """Wall and CPU clock at the start, after the first step, and at the end."""
     for sequence in sequences:
         engine.add(sequence)
+    marks = [(time.perf_counter(), time.process_time())]
     await _step(engine)
-    started = time.perf_counter()
+    marks.append((time.perf_counter(), time.process_time()))
     while engine.has_work:
         await _step(engine)
-    return time.perf_counter() - started
+    return [*marks, (time.perf_counter(), time.process_time())]
 
 
 async def _step(engine: Engine) -> None:

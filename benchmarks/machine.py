@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
 from pathlib import Path
 
 
@@ -21,3 +22,24 @@ def _processor() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or "unknown processor"
+
+
+def describe_commit() -> str:
+    """The commit that was measured, with "+" behind it when files differ from it; "unknown" outside a checkout."""
+    git = ["git", "-C", str(Path(__file__).resolve().parents[1])]
+    try:
+        commit = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=True)
+        changed = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return commit.stdout.strip() + ("+" if changed.stdout.strip() else "")
+
+
+def memory_of(pid: int) -> tuple[int, int]:
+    """Peak resident bytes of a process, pages of files included, and what is its own now (Linux)."""
+    kib = {}
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        key, _, value = line.partition(":")
+        if key in {"VmHWM", "RssAnon"}:
+            kib[key] = int(value.split()[0])
+    return kib["VmHWM"] << 10, kib["RssAnon"] << 10

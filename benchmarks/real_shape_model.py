@@ -6,6 +6,7 @@ blocks from that at random, so no two experts share their bytes. The router is s
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,9 +21,10 @@ from benchmarks.real_shape_layout import QUICK, RealShape, Recipe, recipes
 from kvasir.errors import ConfigError
 from tests.oracles.quantise import quantise
 
-__all__ = ["QUICK", "RealShape", "require_room", "write_real_shape"]
+__all__ = ["QUICK", "RealShape", "model_bytes", "require_room", "write_real_shape", "write_sparse_shape"]
 
 ARCHITECTURE = "qwen35moe"
+ALIGNMENT = 32  # of GGUF tensors
 POOL_BLOCKS = 1 << 13  # quantised blocks of each type
 BLOCKS_AT_ONCE = 1 << 16
 # log-normal lengths of the router's rows: the busiest tenth of the experts then gets about a third of the calls
@@ -33,27 +35,22 @@ Blocks = npt.NDArray[np.uint8]  # [n, block_bytes]
 
 def write_real_shape(path: Path, shape: RealShape, *, seed: int = 0) -> Path:
     """Write the model at `path` and return it. The same seed and shape give the same bytes."""
-    writer = gguf.GGUFWriter(str(path), ARCHITECTURE)
-    _add_metadata(writer, shape)
-    _add_vocabulary(writer, shape.n_vocab)
-    made = list(recipes(shape))
-    for recipe in made:
-        dims = _stored_shape(recipe)
-        n_bytes = int(np.prod(dims)) * (4 if recipe.quant_type is QuantType.F32 else 1)
-        dtype = np.dtype(np.float32 if recipe.quant_type is QuantType.F32 else np.uint8)
-        raw = None if recipe.quant_type is QuantType.F32 else recipe.quant_type
-        writer.add_tensor_info(recipe.name, dims, dtype, n_bytes, raw_dtype=raw)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    writer.close()
+    _write_header(path, shape)
     rng, pools = np.random.default_rng(seed), dict[tuple[QuantType, float], Blocks]()
     with path.open("ab") as file:
-        file.write(bytes(-file.tell() % 32))
-        for recipe in made:
+        file.write(bytes(-file.tell() % ALIGNMENT))
+        for recipe in recipes(shape):
             for piece in _pieces(recipe, rng, pools):
                 file.write(piece)
-            file.write(bytes(-file.tell() % 32))
+            file.write(bytes(-file.tell() % ALIGNMENT))
+    return path
+
+
+def write_sparse_shape(path: Path, shape: RealShape) -> Path:
+    """Write the header and stretch the file to its true size: every weight is 0 and takes no room on the disk."""
+    _write_header(path, shape)
+    header_bytes = path.stat().st_size
+    os.truncate(path, header_bytes + -header_bytes % ALIGNMENT + model_bytes(shape))
     return path
 
 
@@ -65,17 +62,33 @@ def require_room(folder: Path, n_bytes: int) -> None:
 
 
 def model_bytes(shape: RealShape) -> int:
-    """Bytes of all tensors of the file."""
-    return sum(
-        int(np.prod(_stored_shape(recipe))) * (4 if recipe.quant_type is QuantType.F32 else 1)
-        for recipe in recipes(shape)
-    )
+    """Bytes of all tensors of the file, padding included."""
+    return sum(n_bytes + -n_bytes % ALIGNMENT for n_bytes in map(_stored_bytes, recipes(shape)))
+
+
+def _write_header(path: Path, shape: RealShape) -> None:
+    writer = gguf.GGUFWriter(str(path), ARCHITECTURE)
+    _add_metadata(writer, shape)
+    _add_vocabulary(writer, shape.n_vocab)
+    for recipe in recipes(shape):
+        is_float = recipe.quant_type is QuantType.F32
+        dtype = np.dtype(np.float32 if is_float else np.uint8)
+        raw = None if is_float else recipe.quant_type
+        writer.add_tensor_info(recipe.name, _stored_shape(recipe), dtype, _stored_bytes(recipe), raw_dtype=raw)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    writer.close()
 
 
 def _stored_shape(recipe: Recipe) -> tuple[int, ...]:
     if recipe.quant_type is QuantType.F32:
         return recipe.shape
     return gguf.quant_shape_to_byte_shape(recipe.shape, recipe.quant_type)
+
+
+def _stored_bytes(recipe: Recipe) -> int:
+    return int(np.prod(_stored_shape(recipe))) * (4 if recipe.quant_type is QuantType.F32 else 1)
 
 
 def _pieces(recipe: Recipe, rng: np.random.Generator, pools: dict[tuple[QuantType, float], Blocks]) -> Iterator[bytes]:

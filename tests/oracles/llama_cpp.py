@@ -64,6 +64,11 @@ class LlamaCpp:
     ) -> None:
         self.close()
 
+    @property
+    def pid(self) -> int:
+        """The process, for those who look at its memory."""
+        return self._process.pid
+
     def close(self) -> None:
         """End the process."""
         for pipe in (self._process.stdin, self._process.stdout):
