@@ -1,4 +1,4 @@
-"""ASGI entry point: the relay's sockets and Django's pages in one Daphne. Start it with `manage.py serve`."""
+"""ASGI entry point: relay, the dashboard's feed and Django's pages in one Daphne. `manage.py serve` starts it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ pages = get_asgi_application()  # sets Django up: what follows may import models
 
 from django.urls import path  # noqa: E402
 
+from frontend.live_consumer import LiveConsumer  # noqa: E402
 from relay.site import service  # noqa: E402
 from relay.slice_site import with_slices  # noqa: E402
 
 # Channels has no types, and Django's path is told of an ASGI application where it knows only views
-sockets = URLRouter([path("relay", service.application)])  # type: ignore[no-untyped-call, arg-type]
-application = ProtocolTypeRouter({"http": with_slices(pages), "websocket": sockets})  # type: ignore[no-untyped-call, arg-type]
+sockets = URLRouter(
+    [path("relay", service.application), path("live", LiveConsumer.as_asgi())]  # type: ignore[arg-type]
+)
+application = ProtocolTypeRouter({"http": with_slices(pages), "websocket": sockets})  # type: ignore[arg-type]

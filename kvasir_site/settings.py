@@ -6,6 +6,7 @@ import os
 import secrets
 from pathlib import Path
 
+from kvasir_site.channel_layers import channel_layers
 from kvasir_site.database_url import database_from_url
 from kvasir_site.env import env_bool, env_float, env_http_url, env_int, env_list, env_secret
 from kvasir_site.market_env import market_settings
@@ -80,6 +81,12 @@ RELAY_URL = os.environ.get("KVASIR_RELAY_URL", "")
 WORKER_RELAY_URL = os.environ.get("KVASIR_WORKER_RELAY_URL", "")
 RELAY_ID = os.environ.get("KVASIR_RELAY_ID", "")
 REDIS_URL = os.environ.get("REDIS_URL", "")
+
+# The dashboard's feed (docs/dashboard.md): sockets that may watch in each web process. Where processes share a layer,
+# one of them makes the snapshots of all.
+CHANNEL_LAYERS = channel_layers(REDIS_URL)
+LIVE_IS_SHARED = bool(REDIS_URL)
+KVASIR_LIVE_SOCKETS = env_int("KVASIR_LIVE_SOCKETS", 500, 0, 100_000)
 
 # Celery carries only ids and small JSON; a task is the life of one request (docs/architecture.md).
 CELERY_BROKER_URL = os.environ.get("REDIS_URL", "redis://127.0.0.1:6379/0")

@@ -11,5 +11,5 @@ from django.urls import path
 from relay.site import service
 
 # Channels has no types, and Django's path is told of an ASGI application where it knows only views
-sockets = URLRouter([path("relay", service.application)])  # type: ignore[no-untyped-call, arg-type]
-application = ProtocolTypeRouter({"websocket": sockets})  # type: ignore[no-untyped-call]
+sockets = URLRouter([path("relay", service.application)])  # type: ignore[arg-type]
+application = ProtocolTypeRouter({"websocket": sockets})

@@ -61,7 +61,7 @@ def test_a_client_that_decodes_reads_the_same(client: Redis, server: RedisServer
 def test_a_backbone_that_leaves_is_shown_no_more(client: Redis) -> None:
     pulse = Pulse(at_s=1000.0, running=1)
     publish_pulse(client, MODEL, "b1", pulse)
-    assert fresh_pulses(client.hvals(pulse_key(MODEL)), 1001.0) == [pulse]  # type: ignore[arg-type]
+    assert fresh_pulses(client.hvals(pulse_key(MODEL)), 1001.0) == [pulse]
     assert 0 < client.ttl(pulse_key(MODEL)) <= 60
     withdraw_pulse(client, MODEL, "b1")
     assert client.hvals(pulse_key(MODEL)) == []

@@ -1,0 +1,53 @@
+"""Everything that the dashboard shows, read from Redis at one moment. Called by `live_snapshot` on a market's thread.
+
+It only reads; it blocks for a few round trips and raises Redis's errors, and MarketError when the site has no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from market.coverage import CoverageSnapshot, snapshot_of
+from market.model_facts import ModelFacts
+from market.pulse import Pulse, WorkerPulse, fresh_pulses, joined_workers, pulse_key
+from market.service import MarketService
+from market.throughput import Throughput, read_throughput
+from market.traffic import Traffic, total_traffic, traffic_key
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Readings:
+    """One moment of a model's swarm."""
+
+    at_ms: int
+    facts: ModelFacts
+    coverage: CoverageSnapshot  # with its workers
+    traffic: Traffic  # rows/s [n_layer, n_expert]
+    pulses: Sequence[Pulse]
+    by_node: dict[str, WorkerPulse]
+    throughput: Throughput
+
+    @property
+    def node_ids(self) -> tuple[str, ...]:
+        """All nodes that anybody knows of now: those of heartbeats, and those that backbones reach without one."""
+        return tuple(sorted({worker.worker_id for worker in self.coverage.workers} | self.by_node.keys()))
+
+
+def read_swarm(market: MarketService) -> Readings:
+    """Read all of it."""
+    store = market.participation().store
+    facts, client, now_ms = store.facts, market.client, market.clock()
+    coverage = snapshot_of(store, market.market.targets, with_workers=True)
+    fields = cast("list[bytes]", client.hvals(traffic_key(facts.fingerprint)))
+    pulses = fresh_pulses(cast(Any, client.hvals(pulse_key(facts.fingerprint))), now_ms / 1000)
+    return Readings(
+        at_ms=now_ms,
+        facts=facts,
+        coverage=coverage,
+        traffic=total_traffic(fields, facts.n_layer, facts.n_expert, now_ms / 1000),
+        pulses=pulses,
+        by_node=joined_workers(pulses),
+        throughput=read_throughput(client, facts.fingerprint, now_ms / 1000),
+    )
