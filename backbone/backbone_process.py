@@ -23,7 +23,7 @@ from redis.retry import Retry
 from backbone.cancel_listener import CancelListener
 from backbone.engine.dispatch import ExpertDispatcher, Served
 from backbone.engine.expert_caller import ExpertCaller
-from backbone.engine.jobs import FailureKind, JobEvents, JobFailure
+from backbone.engine.jobs import Broken, Completed, FailureKind, JobEvents, JobFailure
 from backbone.engine.loaded_model import LoadedModel
 from backbone.engine.reply_format import ReplyFormat
 from backbone.engine.service import EngineService, ServiceLimits
@@ -34,6 +34,7 @@ from backbone.events import Failed
 from backbone.heartbeat import Heartbeat
 from backbone.market_link import MarketLink
 from backbone.payloads import GenerationRequest
+from backbone.pulse_keeper import PulseKeeper, PulseSources
 from backbone.request_claim import Claim, claim, refuse_redelivery
 from backbone.request_intake import RequestIntake
 from backbone.served_model import directory_entry, open_model
@@ -85,8 +86,15 @@ class BackboneProcess:
         self._mapper = EventMapper(self.id, entry.name, entry.fingerprint, self._loaded.tokenizer, exposures)
         self._writer = EventWriter(self._redis, self._lose_store, before_ends=records.end)
         self._service = self._make_service(self._loaded, self._transport)
+        self._pulse = PulseKeeper(self._redis, self._loaded.card.fingerprint, self.id, self._pulse_sources())
         self._heartbeat = Heartbeat(
-            self._redis, self.id, entry, stats=self._stats, is_healthy=self._is_healthy, on_sick=on_sick
+            self._redis,
+            self.id,
+            entry,
+            stats=self._stats,
+            is_healthy=self._is_healthy,
+            on_sick=on_sick,
+            also=self._pulse.beat,
         )
         self._listener = CancelListener(self._redis, self._cancel, lambda: self._writer.request_ids)
         self._cancelled: set[str] = set()
@@ -113,6 +121,7 @@ class BackboneProcess:
         self._writer.stop(5.0)
         self._listener.stop()
         self._heartbeat.stop()
+        self._pulse.leave()
         self._market.stop()
         self._stack.close()
 
@@ -129,6 +138,7 @@ class BackboneProcess:
                 return
             stream = self._writer.open(request.request_id, request.deadline_s)
             self._market.records.open(request)
+            self._pulse.latencies.open(request.request_id, request.created)
         try:
             self._serve(request, stream)
         except RedisError as error:
@@ -139,6 +149,7 @@ class BackboneProcess:
         finally:
             self._writer.close(stream)
             self._market.records.close(request.request_id)
+            self._pulse.latencies.close(request.request_id)
             self._cancelled.discard(request.request_id)
 
     def _serve(self, request: GenerationRequest, stream: OpenStream) -> None:
@@ -177,24 +188,42 @@ class BackboneProcess:
 
     def _pass_on(self, events: JobEvents) -> None:
         """On the engine's thread."""
+        self._pulse.latencies.note(events)
+        for request_id, event in events:
+            if isinstance(event, Completed | Broken):
+                self._market.records.trace(request_id, event.trace)
         self._writer.put([(request_id, self._mapper.event(request_id, event)) for request_id, event in events])
 
     def _make_service(self, loaded: LoadedModel, transport: Transport) -> EngineService:
         settings = self._settings
 
         def make_experts(on_served: Callable[[Served], None]) -> ExpertCaller:
+            def count(served: Served) -> None:
+                on_served(served)
+                self._pulse.work.add(served)
+
             return ExpertDispatcher(
                 loaded.store,
                 transport,
                 deadline_s=settings.worker_deadline_s,
                 reply_format=ReplyFormat(settings.reply),
-                on_served=on_served,
+                on_served=count,
                 guard=self._market.guard,
                 traffic=self._market.traffic,
             )
 
-        limits = ServiceLimits(settings.n_groups, settings.step_rows, settings.max_waiting)
+        limits = ServiceLimits(settings.n_groups, settings.step_rows, settings.max_waiting, settings.n_traced_tokens)
         return EngineService(loaded, make_experts, self._pass_on, limits=limits)
+
+    def _pulse_sources(self) -> PulseSources:
+        guard, transport = self._market.guard, self._transport
+        return PulseSources(
+            state=self._service.state,
+            transport=transport,
+            usable=lambda: guard.usable(transport.live()),
+            node_of=self._market.node_of,
+            trust=guard.book,
+        )
 
     def _is_healthy(self) -> bool:
         if self._is_leaving:  # the engine may be gone already: the lease stands until the last events are written

@@ -77,9 +77,9 @@ class EventMapper:
                 return Started(n_prompt_tokens, self.model_name, self.fingerprint, self.backbone_id)
             case ChoiceEnded(choice, finish_reason, n_tokens):
                 return End(choice, finish_reason.value, n_tokens)
-            case Completed(n_prompt_tokens, n_completion_tokens, shares):
+            case Completed(n_prompt_tokens, n_completion_tokens, shares, _):
                 return Done(Usage(n_prompt_tokens, n_completion_tokens), self._share(request_id, shares))
-            case Broken(failure):
+            case Broken(failure, _):
                 return Failed(*_STATUS[failure.kind], failure.message)
 
     def _share(self, request_id: str, shares: Shares) -> SwarmShare:

@@ -1,7 +1,8 @@
 """Keeps the records of this process's requests in Redis, and marks them when a worker is later found to have lied.
 
-`backbone_process` opens and closes requests, the event writer tells their ends, the guard tells of lies. A record is
-written before a reader can see the request's end. Losing Redis never stops a generation; what waits is bounded.
+`backbone_process` opens and closes requests, the event writer tells their ends, the guard tells of lies. A record, and
+the trace of the last tokens, is written before a reader can see the request's end. Losing Redis never stops a
+generation; what waits is bounded, and a trace does not wait.
 """
 
 from __future__ import annotations
@@ -11,16 +12,31 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from redis import Redis
 from redis.exceptions import RedisError
 
 from backbone.engine.exposure import ExposureBook, Flagged
+from backbone.engine.token_sources import TokenTrace
 from backbone.event_mapping import shown_worker, shown_workers
 from backbone.events import Done, Event, Failed
 from backbone.payloads import GenerationRequest
 from backbone.request_record import RequestRecord
-from backbone.stream_keys import FLAG_FIELD, MAX_RECORDS, RECORD_FIELD, RECORD_KEEP_S, RECORDS, record_key
+from backbone.stream_keys import (
+    FLAG_FIELD,
+    MAX_RECORDS,
+    MAX_TRACES,
+    RECORD_FIELD,
+    RECORD_KEEP_S,
+    RECORDS,
+    TRACE_FIELD,
+    TRACE_KEEP_S,
+    TRACES,
+    record_key,
+    trace_key,
+)
+from backbone.trace_mapping import request_trace
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +58,15 @@ end
 _Write = tuple[str, dict[str, str]]  # a request, and fields of its hash
 
 
+class _Shelf(NamedTuple):
+    """Hashes of one kind: how a request's key is named, the line of their ids, and how long, how many are kept."""
+
+    key: Callable[[str], str]
+    line: str
+    keep_s: int
+    n_most: int
+
+
 class RecordKeeper:
     """Safe to use from several threads. `flush` it every few seconds, from a thread that may wait."""
 
@@ -56,9 +81,11 @@ class RecordKeeper:
         """`now` gives unix seconds."""
         self._script = client.register_script(_KEEP)
         self._exposures = exposures
-        self._max_records = max_records
+        self._records = _Shelf(record_key, RECORDS, RECORD_KEEP_S, max_records)
+        self._traces = _Shelf(trace_key, TRACES, TRACE_KEEP_S, MAX_TRACES)
         self._now = now
         self._open: dict[str, GenerationRequest] = {}
+        self._traced: dict[str, TokenTrace] = {}
         self._waiting: deque[_Write] = deque(maxlen=MAX_WAITING)
         self._lies: deque[Flagged] = deque()
         self._flushing = threading.Lock()
@@ -70,12 +97,21 @@ class RecordKeeper:
     def close(self, request_id: str) -> None:
         """Its task is over."""
         self._open.pop(request_id, None)
+        self._traced.pop(request_id, None)
+
+    def trace(self, request_id: str, trace: TokenTrace) -> None:
+        """Where an open request's last tokens were computed; to be told before its end. Does not wait."""
+        if request_id in self._open and trace.tokens:
+            self._traced[request_id] = trace
 
     def end(self, ends: Sequence[tuple[str, Event]]) -> None:
         """Write the records of requests whose last events these are; what Redis does not take is tried again later."""
         for request_id, event in ends:
             request = self._open.get(request_id)
             if request is not None and isinstance(event, Done | Failed):
+                trace = self._traced.pop(request_id, None)
+                if trace is not None:
+                    self._write(self._traces, request_id, {TRACE_FIELD: request_trace(trace, shown_worker).to_text()})
                 self._keep(request_id, self._fields(request, event))
 
     def flag(self, flagged: Flagged) -> None:
@@ -93,7 +129,7 @@ class RecordKeeper:
                 lie = self._lies[0]
                 fields = {FLAG_FIELD + lie.evidence_id: shown_worker(lie.worker_id)}
                 for number, request_id in enumerate(lie.request_ids):
-                    if not self._write(request_id, fields):
+                    if not self._write(self._records, request_id, fields):
                         rest = Flagged(lie.worker_id, lie.evidence_id, lie.request_ids[number:], lie.is_complete)
                         self._lies[0] = rest
                         return
@@ -109,19 +145,18 @@ class RecordKeeper:
         return {RECORD_FIELD: record.to_json()} | {FLAG_FIELD + name: shown_worker(who) for name, who in flags.items()}
 
     def _keep(self, request_id: str, fields: dict[str, str]) -> bool:
-        is_kept = self._write(request_id, fields)
+        is_kept = self._write(self._records, request_id, fields)
         if not is_kept:
             self._waiting.append((request_id, fields))
         return is_kept
 
-    def _write(self, request_id: str, fields: Mapping[str, str]) -> bool:
-        own_key = record_key(request_id)
-        arguments: list[str | int] = [request_id, int(self._now()), RECORD_KEEP_S, self._max_records, record_key("")]
+    def _write(self, shelf: _Shelf, request_id: str, fields: Mapping[str, str]) -> bool:
+        arguments: list[str | int] = [request_id, int(self._now()), shelf.keep_s, shelf.n_most, shelf.key("")]
         for name, value in fields.items():
             arguments += (name, value)
         try:
-            self._script(keys=[own_key, RECORDS], args=arguments)
+            self._script(keys=[shelf.key(request_id), shelf.line], args=arguments)
         except RedisError as error:
-            logger.warning("the record of request %s is not written yet: %s", request_id, error)
+            logger.warning("%s is not written: %s", shelf.key(request_id), error)
             return False
         return True

@@ -25,6 +25,7 @@ class ServiceSettings:
     max_waiting: int = 64
     step_rows: int = 256
     n_groups: int = 1  # micro-batches in flight
+    n_traced_tokens: int = 64  # of an answer's last tokens it is kept where they were computed
     n_threads: int | None = None
     dense: str = "kx1"
     kernel: str = "auto"

@@ -23,6 +23,9 @@ RECORD_KEEP_S = 7 * 86_400  # a request's record, from its end or from the last 
 MAX_RECORDS = 100_000  # then the oldest go first
 RECORD_FIELD = "record"
 FLAG_FIELD = "flag:"  # and the evidence's id; holds the worker
+TRACE_KEEP_S = 3600  # where a request's last tokens were computed: for whoever looks at the answer
+MAX_TRACES = 1000  # then the oldest go first
+TRACE_FIELD = "trace"
 
 
 def stream_key(request_id: str) -> str:
@@ -70,6 +73,12 @@ def record_key(request_id: str) -> str:
     return f"record:{request_id}"
 
 
+def trace_key(request_id: str) -> str:
+    """A hash: where the last tokens of a request that has ended were computed."""
+    return f"trace:{request_id}"
+
+
+TRACES = "traces"  # a sorted set: ids of requests that have, or had, a trace, by their end
 RECORDS = "records"  # a sorted set: ids of requests that have, or had, a record, by their end
 
 

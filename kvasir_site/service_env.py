@@ -36,6 +36,7 @@ def service_settings(
         max_waiting=env_int("KVASIR_MAX_WAITING", 64, 0, 4096, environ),
         step_rows=env_int("KVASIR_STEP_ROWS", 256, 1, 65536, environ),
         n_groups=env_int("KVASIR_GROUPS", 1, 1, 64, environ),
+        n_traced_tokens=env_int("KVASIR_TRACE_TOKENS", 64, 0, 1024, environ),
         n_threads=env_int("KVASIR_THREADS", 0, 0, 4096, environ) or None,
         dense=_choice("KVASIR_DENSE", environ),
         kernel=_choice("KVASIR_KERNEL", environ),

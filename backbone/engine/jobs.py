@@ -15,8 +15,12 @@ from backbone.engine.sampling import Sampled
 from backbone.engine.sampling_params import SamplingParams
 from backbone.engine.sequence import FinishReason, Sequence
 from backbone.engine.shares import Shares
+from backbone.engine.token_sources import LastTokens, TokenTrace
 from backbone.engine.tokenizer import Tokenizer
 from kvasir.errors import RequestError
+
+N_TRACED = 64  # tokens of an answer whose sources are kept
+NO_TRACE = TokenTrace()
 
 
 class ContextOverflow(RequestError):
@@ -89,12 +93,14 @@ class Completed(NamedTuple):
     n_prompt_tokens: int
     n_completion_tokens: int
     shares: Shares
+    trace: TokenTrace = NO_TRACE
 
 
 class Broken(NamedTuple):
     """The job ended early."""
 
     failure: JobFailure
+    trace: TokenTrace = NO_TRACE
 
 
 JobEvent: TypeAlias = "Waiting | Began | NewToken | ChoiceEnded | Completed | Broken"
@@ -104,8 +110,13 @@ JobEvents: TypeAlias = "list[tuple[str, JobEvent]]"  # with the job's id, in ord
 class Job:
     """One job's state. Only the service's loop changes it."""
 
-    def __init__(self, spec: JobSpec, tokenizer: Tokenizer, deadline_at: float) -> None:
-        """Makes the sequences, which reads the whole prompt: call it outside the loop."""
+    def __init__(
+        self, spec: JobSpec, tokenizer: Tokenizer, deadline_at: float, *, n_traced_tokens: int = N_TRACED
+    ) -> None:
+        """Makes the sequences, which reads the whole prompt: call it outside the loop.
+
+        `n_traced_tokens`: of how many of its first choice's tokens the sources are kept, the last ones.
+        """
         self.spec = spec
         self.deadline_at = deadline_at
         self.position = 0  # as last reported; 0 when never
@@ -113,6 +124,7 @@ class Job:
         self.n_ended = 0
         self.n_completion_tokens = 0
         self.shares = Shares()
+        self.last_tokens = LastTokens(n_traced_tokens)
         self.running: dict[Sequence, int] = {}  # with the number of its group
         self.pending = deque(
             Sequence(spec.job_id, spec.prompt_ids, spec.params, tokenizer, choice=choice, is_strict=spec.is_strict)

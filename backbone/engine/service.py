@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from backbone.engine.dispatch import Served
 from backbone.engine.engine import Engine
 from backbone.engine.expert_caller import ExpertCaller
-from backbone.engine.jobs import Broken, FailureKind, Job, JobEvents, JobFailure, JobSpec, check_fits
+from backbone.engine.jobs import N_TRACED, Broken, FailureKind, Job, JobEvents, JobFailure, JobSpec, check_fits
 from backbone.engine.loaded_model import LoadedModel
 from backbone.engine.service_core import Counters, Group, ServiceCore
 from backbone.engine.shares import ShareMeter
@@ -38,11 +38,15 @@ class ServiceClosed(KvasirError):
 
 @dataclass(frozen=True, slots=True)
 class ServiceLimits:
-    """`n_groups` micro-batches are in flight; `max_rows` bounds the rows of each, `max_waiting` the jobs in line."""
+    """`n_groups` micro-batches are in flight; `max_rows` bounds the rows of each, `max_waiting` the jobs in line.
+
+    Of the last `n_traced_tokens` of an answer it is kept where they were computed.
+    """
 
     n_groups: int = 1
     max_rows: int = 256
     max_waiting: int = 64
+    n_traced_tokens: int = N_TRACED
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +115,8 @@ class EngineService:
         """
         model = self._loaded.model
         check_fits(spec.prompt_ids, spec.params, n_ctx=model.cache.n_ctx, n_vocab=model.n_vocab)
-        job = Job(spec, self._loaded.tokenizer, self._clock() + spec.deadline_s)
+        n_traced = self._limits.n_traced_tokens
+        job = Job(spec, self._loaded.tokenizer, self._clock() + spec.deadline_s, n_traced_tokens=n_traced)
         with self._lock:
             core = self._opened()
             self._inbox.append(job)
@@ -148,7 +153,7 @@ class EngineService:
     def _make_core(self) -> ServiceCore:
         groups = []
         for _ in range(self._limits.n_groups):
-            meter = ShareMeter()
+            meter = ShareMeter(is_tracing=self._limits.n_traced_tokens > 0)
             experts = self._make_experts(meter.add)
             engine = Engine(self._loaded.model, experts, max_rows=self._limits.max_rows, on_chunks=meter.begin)
             groups.append(Group(engine, meter))

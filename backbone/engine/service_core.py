@@ -26,6 +26,7 @@ from backbone.engine.jobs import (
     NewToken,
     Waiting,
 )
+from backbone.engine.sequence import FinishReason
 from backbone.engine.sequence import Sequence as EngineSequence
 from backbone.engine.shares import ShareMeter, Shares
 
@@ -133,11 +134,14 @@ class ServiceCore:
 
     def _after_step(self, group: Group, events: list[TokenEvent]) -> None:
         self.counters.n_steps += 1
-        for sequence, shares in group.meter.end():
+        for sequence, shares, token in group.meter.end():
             self.counters.shares += shares
             job = self._by_sequence.get(sequence)
-            if job is not None:
-                job.shares += shares
+            if job is None:
+                continue
+            job.shares += shares
+            if token is not None and sequence.choice == 0 and sequence.finish_reason is not FinishReason.FAILED:
+                job.last_tokens.add(token)
         for event in events:
             job = self._by_sequence.get(event.sequence)
             if job is not None:
@@ -163,7 +167,8 @@ class ServiceCore:
         if job.is_complete:
             self.counters.n_completed += 1
             del self.jobs[job.spec.job_id]
-            self._emit(job, Completed(len(job.spec.prompt_ids), job.n_completion_tokens, job.shares))
+            n_prompt_tokens, trace = len(job.spec.prompt_ids), job.last_tokens.trace()
+            self._emit(job, Completed(n_prompt_tokens, job.n_completion_tokens, job.shares, trace))
 
     def _fail(self, job: Job, failure: JobFailure) -> None:
         self.counters.n_failed += 1
@@ -173,7 +178,7 @@ class ServiceCore:
             del self._by_sequence[sequence]
         job.running.clear()
         del self.jobs[job.spec.job_id]
-        self._emit(job, Broken(failure))
+        self._emit(job, Broken(failure, job.last_tokens.trace()))
 
     def _end_overdue(self) -> None:
         now = self._clock()

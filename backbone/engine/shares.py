@@ -1,14 +1,14 @@
 """Who computed a sequence's row-experts, counted exactly by the rows that were its own in each step.
 
 The service keeps one meter for each group of sequences: the engine tells it a step's rows, the dispatcher who served
-which of them. Counting never changes what is computed.
+which of them. Counting never changes what is computed, and waits until the step is over.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 from backbone.engine.dispatch import Served
 from backbone.engine.scheduler import Chunk
 from backbone.engine.sequence import Sequence
+from backbone.engine.token_sources import SourceTable, TokenSources, sources_of_rows
+
+IntArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,35 +38,63 @@ class Shares:
         return Shares(self.workers + other.workers, self.hot + other.hot, self.fallback + other.fallback)
 
 
-class ShareMeter:
-    """The rows of the step in flight, and how many pairs of each were computed where."""
+class Computed(NamedTuple):
+    """What a step computed of one sequence. `token` is there when its last row chose a token and is to be traced."""
 
-    def __init__(self) -> None:
+    sequence: Sequence
+    shares: Shares
+    token: TokenSources | None
+
+
+class ShareMeter:
+    """The rows of the step in flight, and who served which of their pairs."""
+
+    def __init__(self, *, is_tracing: bool = True) -> None:
+        """`is_tracing`: say of each new token where it was computed."""
+        self._is_tracing = is_tracing
         self._chunks: tuple[Chunk, ...] = ()
-        self._by_workers: NDArray[np.int64] = np.zeros(0, np.int64)  # [T]
-        self._by_fallback: NDArray[np.int64] = np.zeros(0, np.int64)  # [T]
+        self._has_token: list[bool] = []  # by chunk
+        self._served: list[Served] = []
+        self._table = SourceTable()
 
     def begin(self, chunks: tuple[Chunk, ...]) -> None:
         """A step over these rows begins."""
         self._chunks = chunks
-        n_rows = sum(chunk.n_rows for chunk in chunks)
-        self._by_workers = np.zeros(n_rows, np.int64)
-        self._by_fallback = np.zeros(n_rows, np.int64)
+        self._has_token = [self._is_tracing and chunk.n_rows == chunk.sequence.n_pending for chunk in chunks]
+        self._served = []
 
     def add(self, served: Served) -> None:
-        """Count a group of pairs of the step in flight."""
-        counts: Any = self._by_fallback if served.worker_id is None else self._by_workers
-        counts += np.bincount(served.pair_rows, minlength=len(counts))
+        """Take note of a group of pairs of the step in flight."""
+        self._served.append(served)
 
-    def end(self) -> Iterator[tuple[Sequence, Shares]]:
+    def end(self) -> Iterator[Computed]:
         """The step is over: what each of its sequences had."""
         chunks, self._chunks = self._chunks, ()
+        served, self._served = self._served, []
+        traced, self._has_token = self._has_token, []
         last_rows = np.cumsum([chunk.n_rows for chunk in chunks], dtype=np.int64) - 1
-        workers, fallback = _sums(self._by_workers, last_rows), _sums(self._by_fallback, last_rows)
-        for number, chunk in enumerate(chunks):
-            yield chunk.sequence, Shares(workers=workers[number], fallback=fallback[number])
+        workers, fallback = _sums(served, last_rows)
+        tokens: Iterator[TokenSources] = iter(())
+        if any(traced):
+            if not self._table.has_room(len(served)):
+                self._table = SourceTable()
+            tokens = iter(sources_of_rows(self._table, served, last_rows[traced]))
+        for number, (chunk, has_token) in enumerate(zip(chunks, traced, strict=True)):
+            shares = Shares(workers=workers[number], fallback=fallback[number])
+            yield Computed(chunk.sequence, shares, next(tokens) if has_token else None)
 
 
-def _sums(counts: NDArray[np.int64], last_rows: NDArray[np.int64]) -> list[int]:
-    """Sums over consecutive rows, each up to its last one: for all at once, as there is a chunk for every token."""
-    return [int(n) for n in np.diff(np.cumsum(counts)[last_rows], prepend=0)]
+def _sums(served: list[Served], last_rows: IntArray) -> tuple[list[int], list[int]]:
+    """Pairs by workers and by the own replica, of consecutive rows up to each last one, all at once.
+
+    There is a chunk for every token and a group for every layer and worker, so nothing is counted one by one.
+    """
+    n_rows = int(last_rows[-1]) + 1 if len(last_rows) else 0
+    by_workers = [one.pair_rows for one in served if one.worker_id is not None]
+    by_fallback = [one.pair_rows for one in served if one.worker_id is None]
+    sums = []
+    for parts in (by_workers, by_fallback):
+        rows = np.concatenate(parts) if parts else np.zeros(0, np.int32)
+        counts = np.bincount(rows, minlength=n_rows)
+        sums.append([int(n) for n in np.diff(np.cumsum(counts)[last_rows], prepend=0)])
+    return sums[0], sums[1]
