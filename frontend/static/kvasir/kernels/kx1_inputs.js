@@ -154,7 +154,11 @@ function edgeOfShift(v, i, first) {
     return i % BLOCK === 0 ? (v & 0x80000000) | first : (v & 0x807fffff) | (119 << 23);
 }
 
-/** The f32 bits of 127 first in each sub-block, then of a half between codes. @type {(v: number, i: number) => number} */
+/**
+ * The f32 bits of 127 first in each sub-block, then of a half between codes.
+ *
+ * @type {(v: number, i: number) => number}
+ */
 function tie(v, i) {
     const twice = i % 32 === 0 ? 254 : 2 * ((v >>> 8) % 254) - 253;
     return new Uint32Array(Float32Array.of(twice / 2).buffer)[0];
