@@ -1,7 +1,7 @@
 /**
  * Memory for weights on the GPU: arenas, buffers that a weak device can still bind whole, cut into experts' places.
  *
- * Called by `gpu_kernel.js`. An expert never crosses arenas. When the device has no memory left it says so with
+ * Called by `gpu_backend.js`. An expert never crosses arenas. When the device has no memory left it says so with
  * KernelMemoryError, before anything that is loaded is touched.
  */
 

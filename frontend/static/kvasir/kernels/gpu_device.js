@@ -68,14 +68,14 @@ async function requestDevice(adapter) {
 }
 
 /** @param {GPUAdapter} adapter */
-function isSoftwareAdapter(adapter) {
+export function isSoftwareAdapter(adapter) {
     const { info } = adapter;
     const said = `${info.vendor} ${info.architecture} ${info.device} ${info.description}`;
     return info.isFallbackAdapter || SOFTWARE.test(said);
 }
 
 /** @param {GPUAdapter} adapter */
-function describe({ info }) {
+export function describe({ info }) {
     const parts = [info.vendor, info.architecture, info.description || info.device];
     return parts.filter((part) => part).join(" ") || "an unnamed GPU";
 }

@@ -1,7 +1,7 @@
 /**
  * Commands for one chunk of a call: uploads, the five steps of `wgsl/README.md`, and the copy that is read back.
  *
- * Called by `gpu_kernel.js`. It only fills queues: it waits for nothing and reads nothing.
+ * Called by `gpu_backend.js`. It only fills queues: it waits for nothing and reads nothing.
  */
 
 import { writePadded } from "./gpu_arenas.js";

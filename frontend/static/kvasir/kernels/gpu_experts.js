@@ -1,7 +1,7 @@
 /**
  * Experts that lie on the GPU: where, and for how long.
  *
- * Called by `gpu_kernel.js`. A place is given back when the kernel forgot the expert and no call computes with it.
+ * Called by `gpu_backend.js`. A place is given back when the kernel forgot the expert and no call computes with it.
  */
 
 import { MATRICES } from "./kx1_format.js";

@@ -1,48 +1,32 @@
 /**
- * KX1 on a GPU by WebGPU: implements ExpertKernel of `kernel_types.js`.
+ * Makes the GPU kernel: finds a device, chooses how to compute on it, and proves that it gives KX1's bits.
  *
- * Called by `kernel_choice.js`. Weights lie in arenas on the device, and several calls are under way at once. A kernel
- * that is handed out has met the self-test; a device that computes anything else is refused.
+ * Called by `kernel_choice.js`. A device that computes anything else is never handed out.
  */
 
-import { GpuUnavailableError, KernelError, KernelLostError, KernelMemoryError } from "./errors.js";
-import { GpuArenas } from "./gpu_arenas.js";
+import { GpuUnavailableError, KernelLostError } from "./errors.js";
+import { GpuKernel } from "./gpu_backend.js";
 import { openGpuDevice } from "./gpu_device.js";
-import { submitChunk } from "./gpu_encoder.js";
-import { LoadedExpert, layOut, mapMatrices } from "./gpu_experts.js";
-import { planCall } from "./gpu_plan.js";
-import { GpuPrograms, dotVariants, readSources } from "./gpu_programs.js";
-import { SlotSets } from "./gpu_slot_sets.js";
-import { KX1_FINGERPRINT, MATRICES, QUANT_TYPES, checkCall, checkWeights, expertBytes, weightExponents } from "./kx1_format.js";
+import { NEVER, dotVariants, readSources } from "./gpu_programs.js";
+import { measureTunables } from "./gpu_tunables.js";
 import { selfTest } from "./selftest.js";
 
-/** @import { ComputeCall, ExpertWeights, QuantType } from "./kernel_types.js" */
-/** @import { Chunk, GpuExpert } from "./gpu_plan.js" */
-/** @import { DotVariant, GpuSources } from "./gpu_programs.js" */
 /** @import { GpuDevice } from "./gpu_device.js" */
-
-const BUFFER_BYTES = 32 * 1024 * 1024; // of a chunk's widest buffer
-const MAX_WORK = 2 ** 31; // weights times pairs of a submission: well below a second on the slowest real GPU
-const MAX_SOFTWARE_WORK = 2 ** 27;
-const READ = 1; // GPUMapMode.READ
-
-/**
- * What may be measured on a device; no choice changes a bit.
- *
- * @typedef {{lanes: number, tiledFrom: number}} GpuTunables
- */
-
-/** @type {GpuTunables} */
-export const DEFAULT_TUNABLES = { lanes: 4, tiledFrom: 16 };
+/** @import { GpuSources, GpuTunables } from "./gpu_programs.js" */
 
 /**
  * @typedef {object} GpuKernelOptions
  * @property {GPUAdapter | null} [adapter] take this one; it serves once
- * @property {boolean} software take a software adapter too (tests)
+ * @property {boolean} software take a software adapter too: for tests, since WebAssembly is faster
  * @property {number} maxBytes of weights, at most
- * @property {number} [nInFlight] chunks under way at once
- * @property {GpuTunables} [tunables]
+ * @property {number} [nInFlight] parts of calls under way at once
+ * @property {GpuTunables | null} [tunables] measured before on this device (`kernel.tunables`); else measured now
  */
+
+/** The self-test has calls of 20 rows and of 1 to 3: with this it meets `tiled` as well as `matvec`. */
+const SELF_TEST_TILED_FROM = 16;
+/** A software adapter compiles `tiled` for many seconds and gains nothing by it. */
+const SOFTWARE_TUNABLES = { lanes: 4, tiledFrom: NEVER };
 
 /**
  * A kernel that met the self-test. Throws GpuUnavailableError where there is no GPU, KernelError where it miscomputes.
@@ -50,220 +34,50 @@ export const DEFAULT_TUNABLES = { lanes: 4, tiledFrom: 16 };
  * @param {GpuKernelOptions} options
  * @returns {Promise<GpuKernel>}
  */
-export async function createGpuKernel(options) {
+export async function createGpuKernel({ adapter, software, maxBytes, nInFlight = 2, tunables }) {
     const sources = await readSources();
-    const opened = await openGpuDevice({ adapter: options.adapter, software: options.software });
-    /** @type {unknown} */
-    let problem = null;
-    for (const dot of dotVariants()) {
-        const kernel = new GpuKernel(opened, sources, dot, options);
-        try {
-            await kernel.compile();
-            await selfTest(kernel);
-            return kernel;
-        } catch (error) {
-            problem ??= error;
-            kernel.freeBuffers();
-        }
-    }
-    opened.device.destroy();
-    if (problem instanceof KernelLostError) throw new GpuUnavailableError(`${opened.description}: ${problem.message}`);
-    throw problem;
-}
-
-/** Made by `createGpuKernel`. */
-export class GpuKernel {
-    backend = /** @type {const} */ ("webgpu");
-    name = /** @type {const} */ ("kx1");
-    fingerprint = KX1_FINGERPRINT;
-    loadedBytes = 0;
-
-    /** @type {Map<string, LoadedExpert>} */
-    #experts = new Map();
-    #lostReason = "";
-
-    /**
-     * @param {GpuDevice} opened
-     * @param {GpuSources} sources
-     * @param {DotVariant} dot
-     * @param {GpuKernelOptions} options
-     */
-    constructor(opened, sources, dot, { maxBytes, nInFlight = 2, tunables = DEFAULT_TUNABLES }) {
-        this.device = opened.device;
-        this.description = `${opened.description}, ${dot}, ${tunables.lanes} lanes, tiled from ${tunables.tiledFrom}`;
-        this.isSoftware = opened.isSoftware;
-        this.tunables = tunables;
-        this.capacityBytes = maxBytes;
-        this.limits = {
-            ...tunables,
-            maxWork: opened.isSoftware ? MAX_SOFTWARE_WORK : MAX_WORK,
-            bufferBytes: Math.min(BUFFER_BYTES, opened.arenaBytes),
-        };
-        this.programs = new GpuPrograms(opened.device, sources, dot, tunables.lanes);
-        this.arenas = new GpuArenas(opened.device, opened.arenaBytes, maxBytes);
-        this.slotSets = new SlotSets(opened.device, nInFlight);
-        this.lost = opened.lost;
-        void opened.lost.then((reason) => this.#lose(reason));
-    }
-
-    /** Compile every program that a call may need. */
-    async compile() {
-        const types = /** @type {QuantType[]} */ (Object.keys(QUANT_TYPES));
-        await Promise.all([this.programs.compileFrame(), this.programs.compile(types)]);
-    }
-
-    /**
-     * @param {string} key
-     * @param {ExpertWeights} weights
-     */
-    async load(key, weights) {
-        this.#checkAlive();
-        checkWeights(weights);
-        const exponents = weightExponents(weights);
-        if (this.#experts.has(key)) throw new KernelError(`expert ${key} is loaded already`);
-        const { starts, bytes } = layOut(weights);
-        const expert = new LoadedExpert(this.arenas, expertBytes(weights));
-        this.#experts.set(key, expert);
-        try {
-            const place = await this.arenas.reserve(bytes);
-            expert.place = place;
-            await this.arenas.write(place, MATRICES.map((name) => ({ offset: starts[name], bytes: weights[name] })));
-            this.#checkAlive();
-            expert.ready = {
-                place,
-                dModel: weights.dModel,
-                dFf: weights.dFf,
-                types: { ...weights.types },
-                offsets: mapMatrices((name) => place.start + starts[name]),
-                exponents: mapMatrices((_, i) => exponents[i]),
-            };
-            this.loadedBytes += expert.bytes;
-        } catch (error) {
-            this.#experts.delete(key);
-            expert.letGo();
-            throw error;
-        }
-    }
-
-    /** @param {string} key */
-    unload(key) {
-        const expert = this.#experts.get(key);
-        if (!expert?.ready) return;
-        this.#experts.delete(key);
-        this.loadedBytes -= expert.bytes;
-        expert.letGo();
-    }
-
-    /**
-     * @param {ComputeCall} call
-     * @returns {Promise<Float32Array>}
-     */
-    async compute(call) {
-        this.#checkAlive();
-        checkCall(call);
-        const experts = this.#find(call);
-        const distinct = [...new Set(experts)];
-        for (const expert of distinct) expert.hold();
-        try {
-            const outputs = new Float32Array(call.pairKeys.length * call.dModel);
-            const loaded = experts.map((expert) => /** @type {GpuExpert} */ (expert.ready));
-            const chunks = planCall(call.pairRows, loaded, this.limits);
-            const done = await Promise.allSettled(chunks.map((chunk) => this.#run(chunk, call.rows, outputs)));
-            for (const each of done) if (each.status === "rejected") throw each.reason;
-            return outputs;
-        } finally {
-            for (const expert of distinct) expert.letGo();
-        }
-    }
-
-    close() {
-        this.#lose("the kernel is closed");
-        this.freeBuffers();
-        this.device.destroy();
-    }
-
-    /** Free all memory on the device, which stays open. */
-    freeBuffers() {
-        this.#experts.clear();
-        this.loadedBytes = 0;
-        this.slotSets.close();
-        this.arenas.close();
-    }
-
-    /**
-     * @param {ComputeCall} call
-     * @returns {LoadedExpert[]}
-     */
-    #find({ pairKeys, dModel }) {
-        return pairKeys.map((key) => {
-            const expert = this.#experts.get(key);
-            if (!expert?.ready) throw new KernelError(`expert ${key} is not loaded`);
-            if (expert.ready.dModel === dModel) return expert;
-            throw new KernelError(`rows have ${dModel} values; expert ${key} takes ${expert.ready.dModel}`);
-        });
-    }
-
-    /**
-     * Compute a chunk and put its outputs where they belong.
-     *
-     * @param {Chunk} chunk
-     * @param {Uint8Array} rows
-     * @param {Float32Array} outputs of the call
-     */
-    async #run(chunk, rows, outputs) {
-        const set = await this.slotSets.take();
-        try {
-            this.#checkAlive();
-            this.device.pushErrorScope("validation");
-            this.device.pushErrorScope("out-of-memory");
-            const { readback, bytes } = submitChunk(this.programs, set, chunk, rows, this.limits.maxWork);
-            const mapping = readback.mapAsync(READ, 0, bytes);
-            await this.#settle(bytes, [mapping, this.device.popErrorScope(), this.device.popErrorScope()]);
-            scatter(new Float32Array(readback.getMappedRange(0, bytes)), chunk, outputs);
-            readback.unmap();
-        } catch (error) {
-            set.clear();
-            throw error;
-        } finally {
-            this.slotSets.give(set);
-        }
-    }
-
-    /**
-     * Wait for the outputs and for what the device has to say of the commands; one error of theirs makes outputs void.
-     *
-     * @param {number} bytes
-     * @param {[Promise<undefined>, Promise<GPUError | null>, Promise<GPUError | null>]} promises
-     */
-    async #settle(bytes, promises) {
-        const [mapped, noMemory, invalid] = await Promise.allSettled(promises);
-        if (noMemory.status === "fulfilled" && noMemory.value) throw new KernelMemoryError(bytes, 0);
-        if (invalid.status === "fulfilled" && invalid.value) throw new KernelError(`WebGPU: ${invalid.value.message}`);
-        const failed = [mapped, noMemory, invalid].find((each) => each.status === "rejected");
-        if (failed) throw new KernelLostError(`the GPU gives no answer: ${String(failed.reason)}`);
-        this.#checkAlive();
-    }
-
-    /** @param {string} reason */
-    #lose(reason) {
-        this.#lostReason ||= reason;
-        this.slotSets.close();
-    }
-
-    #checkAlive() {
-        if (this.#lostReason) throw new KernelLostError(this.#lostReason);
+    const opened = await openGpuDevice({ adapter, software });
+    try {
+        const [dot] = dotVariants();
+        const chosen =
+            tunables ?? (opened.isSoftware ? SOFTWARE_TUNABLES : await measureTunables(opened, sources, dot));
+        return await firstProven(opened, sources, { tunables: chosen, maxBytes, nInFlight });
+    } catch (error) {
+        opened.device.destroy();
+        if (error instanceof KernelLostError) throw new GpuUnavailableError(`${opened.description}: ${error.message}`);
+        throw error;
     }
 }
 
 /**
- * @param {Float32Array} computed [chunk pairs, dModel]
- * @param {Chunk} chunk
- * @param {Float32Array} outputs [call pairs, dModel]
+ * The kernel with the first way to multiply bytes that gives the right bits. Throws what the first one said.
+ *
+ * @param {GpuDevice} opened
+ * @param {GpuSources} sources
+ * @param {{tunables: GpuTunables, maxBytes: number, nInFlight: number}} options
  */
-function scatter(computed, { pairs, dModel }, outputs) {
-    if (computed.length === outputs.length) {
-        outputs.set(computed);
-        return;
+async function firstProven(opened, sources, options) {
+    /** @type {unknown} */
+    let problem = null;
+    for (const dot of dotVariants()) {
+        const kernel = new GpuKernel(opened, sources, { dot, ...options });
+        try {
+            await kernel.compile();
+            await prove(kernel);
+            return kernel;
+        } catch (error) {
+            if (error instanceof KernelLostError) throw error;
+            problem ??= error;
+            kernel.freeBuffers();
+        }
     }
-    pairs.forEach((pair, i) => outputs.set(computed.subarray(i * dModel, (i + 1) * dModel), pair * dModel));
+    throw problem;
+}
+
+/** The self-test with every program that is compiled. @param {GpuKernel} kernel */
+async function prove(kernel) {
+    const { tiledFrom } = kernel.limits;
+    if (tiledFrom < NEVER) kernel.limits.tiledFrom = Math.min(tiledFrom, SELF_TEST_TILED_FROM);
+    await selfTest(kernel);
+    kernel.limits.tiledFrom = tiledFrom;
 }

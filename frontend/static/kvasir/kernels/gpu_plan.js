@@ -1,7 +1,7 @@
 /**
  * What the GPU does for a call: which pairs go together, which program computes them, and the tables that say so.
  *
- * Called by `gpu_kernel.js`; `gpu_encoder.js` carries it out. Pure arithmetic, no device: the layout is that of
+ * Called by `gpu_backend.js`; `gpu_encoder.js` carries it out. Pure arithmetic, no device: the layout is that of
  * `wgsl/README.md`, and the tests of it run without a GPU.
  */
 

@@ -1,7 +1,7 @@
 /**
  * The shader programs of the kernel, put together and compiled: before a kernel is ready, never during a call.
  *
- * Called by `gpu_kernel.js` and `gpu_tunables.js`. Which files make a program is said in `wgsl/README.md`.
+ * Called by `gpu_backend.js` and `gpu_kernel.js`. Which files make a program is said in `wgsl/README.md`.
  */
 
 import { KernelError } from "./errors.js";
@@ -11,6 +11,12 @@ import { KernelError } from "./errors.js";
 
 /** @typedef {"dot_packed" | "dot_plain"} DotVariant */
 /** @typedef {Record<string, string>} GpuSources texts of the .wgsl files by name without its end */
+
+/**
+ * What may be measured on a device; no choice changes a bit. `tiledFrom`: from so many pairs of an expert on, `tiled`.
+ *
+ * @typedef {{lanes: number, tiledFrom: number}} GpuTunables
+ */
 
 const FILES = [
     "dot_packed",
@@ -40,6 +46,8 @@ const TYPE_FILES = {
     Q8_0: ["words", "q8_0"],
 };
 const PACKED_FEATURE = "packed_4x8_integer_dot_product";
+/** As `tiledFrom`: `tiled` is not used, and not compiled. */
+export const NEVER = 2 ** 30;
 const COMPUTE = 4; // GPUShaderStage.COMPUTE
 /** @type {MatrixProgram[]} */
 const MATRIX_PROGRAMS = ["matvec_1", "matvec_4", "tiled"];
@@ -69,13 +77,14 @@ export class GpuPrograms {
      * @param {GPUDevice} device
      * @param {GpuSources} sources
      * @param {DotVariant} dot
-     * @param {number} lanes of `matvec`
+     * @param {GpuTunables} tunables
      */
-    constructor(device, sources, dot, lanes) {
+    constructor(device, sources, dot, { lanes, tiledFrom }) {
         this.device = device;
         this.sources = sources;
         this.dot = dot;
-        this.lanes = lanes;
+        this.header = `const LANES = ${lanes}u;\n`;
+        this.matrixPrograms = MATRIX_PROGRAMS.filter((program) => program !== "tiled" || tiledFrom < NEVER);
         this.layout = makeLayout(device);
         this.pipelineLayout = device.createPipelineLayout({ bindGroupLayouts: [this.layout] });
         /** @type {Map<string, GPUComputePipeline>} */
@@ -94,7 +103,7 @@ export class GpuPrograms {
 
     /** Compile the programs of these weight types. @param {Iterable<QuantType>} types */
     async compile(types) {
-        const wanted = [...new Set(types)].flatMap((type) => MATRIX_PROGRAMS.map((program) => ({ program, type })));
+        const wanted = [...new Set(types)].flatMap((type) => this.matrixPrograms.map((program) => ({ program, type })));
         await Promise.all(
             wanted.map(({ program, type }) => this.#compile(`${program} ${type}`, this.#matrixSource(program, type))),
         );
@@ -113,7 +122,7 @@ export class GpuPrograms {
      */
     #matrixSource(program, type) {
         const isTiled = program === "tiled";
-        const header = isTiled ? "" : `const LANES = ${this.lanes}u;\n`;
+        const header = isTiled ? "" : this.header;
         const width = program === "matvec_1" ? "width_1" : "width_4";
         const body = isTiled ? "tiled" : "matvec";
         return header + this.#text([this.dot, width, "exact", "matmul", ...TYPE_FILES[type], body]);

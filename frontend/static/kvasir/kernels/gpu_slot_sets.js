@@ -1,7 +1,7 @@
 /**
  * The buffers of chunks that are under way: a set each, so that one is filled and read while the GPU computes another.
  *
- * Called by `gpu_kernel.js` and `gpu_encoder.js`. Buffers grow as chunks need it and are kept; weights are not here.
+ * Called by `gpu_backend.js` and `gpu_encoder.js`. Buffers grow as chunks need it and are kept; weights are not here.
  */
 
 import { KernelLostError } from "./errors.js";
