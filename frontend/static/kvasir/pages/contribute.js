@@ -1,0 +1,60 @@
+/**
+ * /contribute: makes this tab a worker and shows what it does. The page's script; base.html loads it on that page alone.
+ * All work is in worker/worker_main.js: what is here only draws its state and hands on what the visitor presses.
+ */
+
+import { html, render, useEffect, useState } from "../ui/html.js";
+import { ContributionClient } from "../worker/worker_client.js";
+import { Consent } from "./contribute_consent.js";
+import { Device, Identity, Unsupported } from "./contribute_device.js";
+import { HeldMap } from "./contribute_map.js";
+import { Controls, Figures, Now } from "./contribute_status.js";
+
+/** @typedef {import("../worker/messages.js").ContributionState} ContributionState */
+
+const RUNNING = new Set(["starting", "working", "paused", "recovering", "leaving"]);
+
+/**
+ * Other pages open in tabs of their own while this one works: leaving this page would end it.
+ * @param {boolean} isRunning
+ */
+function keepThisTab(isRunning) {
+    for (const link of document.querySelectorAll("header a, footer a")) {
+        if (isRunning) link.setAttribute("target", "_blank");
+        else link.removeAttribute("target");
+    }
+}
+
+/** @param {{client: ContributionClient}} props */
+function Contribute({ client }) {
+    const [state, setState] = useState(client.state);
+    useEffect(() => client.subscribe(setState), [client]);
+    const isRunning = RUNNING.has(state.phase);
+    useEffect(() => keepThisTab(isRunning), [isRunning]);
+    if (state.phase === "unsupported") return html`<${Now} state=${state} /><${Unsupported} />`;
+    const start = (/** @type {import("./contribute_consent.js").Choice} */ { keepAwake, ...options }) => {
+        client.setKeepAwake(keepAwake);
+        client.start(options);
+    };
+    const mayStart = state.phase === "idle" || state.phase === "failed";
+    return html`<div class="contribute">
+        <div>
+            ${(state.phase !== "idle" || state.problem) && html`<${Now} state=${state} />`}
+            ${isRunning && html`<${Controls} state=${state} client=${client} />`}
+            ${mayStart && html`<${Consent} state=${state} onStart=${start} />`}
+            ${isRunning && html`<${Figures} state=${state} />`}
+            ${isRunning && html`<p class="muted">${gettext("Keep this tab open: it works in the background too. Other pages open beside it.")}</p>`}
+        </div>
+        <div>
+            ${isRunning && html`<${HeldMap} state=${state} />`}
+            <${Device} state=${state} />
+            <${Identity} state=${state} client=${client} />
+        </div>
+    </div>`;
+}
+
+const place = document.getElementById("contribute");
+if (place) {
+    const client = new ContributionClient({ software: new URLSearchParams(location.search).get("software") === "1" });
+    render(html`<${Contribute} client=${client} />`, place);
+}
