@@ -9,7 +9,8 @@
 /** @typedef {"Q4_K" | "Q5_K" | "Q6_K" | "Q8_0"} QuantType */
 
 /**
- * One expert: the bytes of its matrices as they are in the GGUF file. Gate and up are [dFf, dModel], down [dModel, dFf].
+ * One expert: the bytes of its matrices as they are in the GGUF file. Gate and up are [dFf, dModel], down is
+ * [dModel, dFf].
  *
  * @typedef {object} ExpertWeights
  * @property {number} dModel

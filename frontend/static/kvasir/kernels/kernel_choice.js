@@ -1,0 +1,222 @@
+/**
+ * Chooses where a tab computes: on the GPU, in WebAssembly, or each message where it is faster.
+ *
+ * Called by the tab's worker at start, and after a device was lost. What it hands out has met the self-test. What was
+ * measured is remembered, so that the next start is quick.
+ */
+
+import { BothKernel } from "./both_kernel.js";
+import { GpuUnavailableError, KernelError, UnsupportedBrowserError } from "./errors.js";
+import { createGpuKernel } from "./gpu_kernel.js";
+import { MEASURED_PAIRS, measureKernel } from "./kernel_measure.js";
+import { selfTest } from "./selftest.js";
+import { NO_SIMD } from "./wasm_builds.js";
+import { createWasmKernel } from "./wasm_kernel.js";
+
+/** @import { ExpertKernel } from "./kernel_types.js" */
+/** @import { GpuKernel } from "./gpu_backend.js" */
+/** @import { Times } from "./kernel_measure.js" */
+/** @import { BuildName } from "./wasm_builds.js" */
+/** @import { WasmKernel, WasmKernelOptions } from "./wasm_kernel.js" */
+
+/**
+ * What one start measured, for the next.
+ *
+ * @typedef {object} KernelRecord
+ * @property {{description: string, tunables: {lanes: number, tiledFrom: number}} | null} gpu
+ * @property {BuildName | null} build
+ * @property {number | null} gpuFrom see `gpuFromPairs`
+ */
+
+/**
+ * @typedef {object} Remembered where the record is kept: `kernel_memory.js`, or the tests'
+ * @property {() => Promise<KernelRecord | null>} read null when there is none, or none that can be read
+ * @property {(record: KernelRecord) => Promise<void>} write
+ */
+
+/**
+ * @typedef {object} KernelChoiceOptions
+ * @property {number} budgetBytes of memory for weights, all told
+ * @property {boolean} [software] take a software adapter too, and then the GPU alone: for tests
+ * @property {"webgpu" | "wasm"} [only] leave the other out
+ * @property {boolean} [measure] false: the GPU where there is one, without measuring
+ * @property {Remembered | null} [remembered]
+ * @property {{dModel: number, dFf: number}} [shape] of the experts to come: what is measured
+ * @property {Omit<WasmKernelOptions, "maxBytes" | "build">} [wasm]
+ */
+
+const USUAL_SHAPE = { dModel: 3072, dFf: 1024 };
+/** Holding everything twice halves what a tab can hold: the gain must be worth that. */
+const WORTH_BOTH = 2;
+
+export const NO_WEBGPU =
+    "Chrome and Edge have WebGPU from version 113, Safari from 26, Firefox from 141 on Windows and from 145 on macOS.";
+
+/**
+ * @param {KernelChoiceOptions} options
+ * @returns {Promise<ExpertKernel>}
+ * @throws {UnsupportedBrowserError} with neither WebGPU nor WebAssembly SIMD; the message says which browsers have them
+ * @throws {KernelError} when what there is computes wrongly
+ */
+export async function chooseKernel(options) {
+    const record = (await options.remembered?.read()) ?? null;
+    const found = await findKernels(options, record);
+    const { gpu, wasm } = found;
+    if (!gpu && !wasm) throw noKernel(found.reasons);
+    if (!gpu || !wasm) {
+        const only = /** @type {ExpertKernel} */ (gpu ?? wasm);
+        await remember(options, found, null);
+        return only;
+    }
+    const gpuFrom = await gpuFromPairs(options, found, record);
+    await remember(options, found, gpuFrom);
+    return composed(gpu, wasm, gpuFrom, options.budgetBytes);
+}
+
+/**
+ * @typedef {object} Found
+ * @property {GpuKernel | null} gpu
+ * @property {WasmKernel | null} wasm
+ * @property {unknown[]} reasons why one of them is not there
+ */
+
+/**
+ * The kernels that work here; both have met the self-test.
+ *
+ * @param {KernelChoiceOptions} options
+ * @param {KernelRecord | null} record
+ * @returns {Promise<Found>}
+ */
+async function findKernels(options, record) {
+    /** @type {Found} */
+    const found = { gpu: null, wasm: null, reasons: [] };
+    if (options.only !== "wasm") found.gpu = await orReason(found, () => findGpu(options, record));
+    const isGpuAlone = options.only === "webgpu" || (options.software && found.gpu);
+    if (!isGpuAlone) found.wasm = await orReason(found, () => findWasm(options, record));
+    return found;
+}
+
+/**
+ * @template T
+ * @param {Found} found
+ * @param {() => Promise<T>} find
+ * @returns {Promise<T | null>}
+ */
+async function orReason(found, find) {
+    try {
+        return await find();
+    } catch (error) {
+        if (!(error instanceof KernelError)) throw error;
+        found.reasons.push(error);
+        return null;
+    }
+}
+
+/**
+ * @param {KernelChoiceOptions} options
+ * @param {KernelRecord | null} record
+ */
+async function findGpu({ budgetBytes, software = false }, record) {
+    const known = record?.gpu ?? null;
+    const wanted = { software, maxBytes: budgetBytes };
+    const kernel = await createGpuKernel({ ...wanted, tunables: known?.tunables ?? null });
+    if (!known || kernel.description === known.description) return kernel;
+    kernel.close(); // another device than the one that was measured
+    return createGpuKernel(wanted);
+}
+
+/**
+ * @param {KernelChoiceOptions} options
+ * @param {KernelRecord | null} record
+ */
+async function findWasm({ budgetBytes, wasm }, record) {
+    const options = { ...wasm, maxBytes: budgetBytes };
+    try {
+        return await testedWasm({ ...options, build: record?.build ?? undefined });
+    } catch (error) {
+        if (!record?.build) throw error;
+        return testedWasm(options); // the browser changed since
+    }
+}
+
+/** @param {WasmKernelOptions} options */
+async function testedWasm(options) {
+    const kernel = await createWasmKernel(options);
+    try {
+        await selfTest(kernel);
+    } catch (error) {
+        kernel.close();
+        throw error;
+    }
+    return kernel;
+}
+
+/**
+ * From how many pairs on a message goes to the GPU: 0 is every one, Infinity none; between them lies what is worth
+ * holding the weights twice.
+ *
+ * @param {KernelChoiceOptions} options
+ * @param {Found} found
+ * @param {KernelRecord | null} record
+ * @returns {Promise<number>}
+ */
+async function gpuFromPairs({ measure = true, shape = USUAL_SHAPE }, { gpu, wasm }, record) {
+    if (!measure || !gpu || !wasm) return 0;
+    const isSame = record?.gpu?.description === gpu.description && record.build === wasm.build;
+    if (isSame && record.gpuFrom !== null) return record.gpuFrom;
+    return crossing(await measureKernel(gpu, shape), await measureKernel(wasm, shape));
+}
+
+/**
+ * @param {Times} gpu
+ * @param {Times} wasm
+ * @returns {number} see `gpuFromPairs`
+ */
+export function crossing(gpu, wasm) {
+    const largest = /** @type {number} */ (MEASURED_PAIRS.at(-1));
+    if (gpu[largest] > wasm[largest]) return Infinity;
+    const slow = MEASURED_PAIRS.filter((n) => gpu[n] > WORTH_BOTH * wasm[n]);
+    const last = slow.at(-1);
+    if (last === undefined) return 0;
+    return MEASURED_PAIRS.find((n) => n > last) ?? Infinity;
+}
+
+/**
+ * @param {GpuKernel} gpu
+ * @param {WasmKernel} wasm
+ * @param {number} gpuFrom
+ * @param {number} budgetBytes
+ * @returns {ExpertKernel}
+ */
+function composed(gpu, wasm, gpuFrom, budgetBytes) {
+    if (gpuFrom === 0) {
+        wasm.close();
+        return gpu;
+    }
+    if (gpuFrom === Infinity) {
+        gpu.close();
+        return wasm;
+    }
+    return new BothKernel(gpu, wasm, gpuFrom, budgetBytes);
+}
+
+/**
+ * @param {KernelChoiceOptions} options
+ * @param {Found} found
+ * @param {number | null} gpuFrom
+ */
+async function remember({ remembered, software }, { gpu, wasm }, gpuFrom) {
+    if (!remembered || software) return;
+    await remembered.write({
+        gpu: gpu && { description: gpu.description, tunables: gpu.tunables },
+        build: wasm && wasm.build,
+        gpuFrom: gpuFrom,
+    });
+}
+
+/** @param {unknown[]} reasons */
+function noKernel(reasons) {
+    const faults = reasons.filter((r) => !(r instanceof GpuUnavailableError || r instanceof UnsupportedBrowserError));
+    if (faults.length) return faults[0];
+    return new UnsupportedBrowserError(`${NO_SIMD} ${NO_WEBGPU}`);
+}
