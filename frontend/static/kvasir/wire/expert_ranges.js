@@ -12,12 +12,12 @@
  * @throws {RangeError} when it is empty or not of whole numbers from 0
  */
 export function expertRange(layer, start, stop) {
-  if (![layer, start, stop].every(Number.isInteger) || layer < 0 || start < 0 || stop <= start) {
-    throw new RangeError(
-      `expert range ${layer}:${start}-${stop} is not valid: the layer must be 0 or more and 0 <= start < stop`,
-    );
-  }
-  return Object.freeze({ layer, start, stop });
+    if (![layer, start, stop].every(Number.isInteger) || layer < 0 || start < 0 || stop <= start) {
+        throw new RangeError(
+            `expert range ${layer}:${start}-${stop} is not valid: the layer must be 0 or more and 0 <= start < stop`,
+        );
+    }
+    return Object.freeze({ layer, start, stop });
 }
 
 /**
@@ -25,7 +25,7 @@ export function expertRange(layer, start, stop) {
  * @returns {number}
  */
 export function nExperts(range) {
-  return range.stop - range.start;
+    return range.stop - range.start;
 }
 
 /**
@@ -35,7 +35,7 @@ export function nExperts(range) {
  * @returns {number}
  */
 export function compareRanges(one, other) {
-  return one.layer - other.layer || one.start - other.start || one.stop - other.stop;
+    return one.layer - other.layer || one.start - other.start || one.stop - other.stop;
 }
 
 /**
@@ -44,7 +44,7 @@ export function compareRanges(one, other) {
  * @returns {boolean}
  */
 export function isSameRange(one, other) {
-  return compareRanges(one, other) === 0;
+    return compareRanges(one, other) === 0;
 }
 
 /**
@@ -54,7 +54,7 @@ export function isSameRange(one, other) {
  * @returns {boolean}
  */
 export function areSameRanges(some, others) {
-  return some.length === others.length && some.every((range, i) => isSameRange(range, others[i]));
+    return some.length === others.length && some.every((range, i) => isSameRange(range, others[i]));
 }
 
 /**
@@ -63,7 +63,7 @@ export function areSameRanges(some, others) {
  * @returns {boolean}
  */
 export function includesRange(ranges, range) {
-  return ranges.some((item) => isSameRange(item, range));
+    return ranges.some((item) => isSameRange(item, range));
 }
 
 /**
@@ -73,8 +73,8 @@ export function includesRange(ranges, range) {
  * @returns {number}
  */
 export function nShared(one, other) {
-  if (one.layer !== other.layer) return 0;
-  return Math.max(0, Math.min(one.stop, other.stop) - Math.max(one.start, other.start));
+    if (one.layer !== other.layer) return 0;
+    return Math.max(0, Math.min(one.stop, other.stop) - Math.max(one.start, other.start));
 }
 
 /**
@@ -83,15 +83,15 @@ export function nShared(one, other) {
  * @returns {readonly ExpertRange[]}
  */
 export function mergeRanges(ranges) {
-  /** @type {ExpertRange[]} */
-  const merged = [];
-  for (const range of [...ranges].sort(compareRanges)) {
-    const last = merged.at(-1);
-    if (last !== undefined && last.layer === range.layer && range.start <= last.stop) {
-      merged[merged.length - 1] = expertRange(last.layer, last.start, Math.max(last.stop, range.stop));
-    } else {
-      merged.push(range);
+    /** @type {ExpertRange[]} */
+    const merged = [];
+    for (const range of [...ranges].sort(compareRanges)) {
+        const last = merged.at(-1);
+        if (last !== undefined && last.layer === range.layer && range.start <= last.stop) {
+            merged[merged.length - 1] = expertRange(last.layer, last.start, Math.max(last.stop, range.stop));
+        } else {
+            merged.push(range);
+        }
     }
-  }
-  return merged;
+    return merged;
 }

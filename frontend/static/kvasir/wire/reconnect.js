@@ -15,7 +15,7 @@ const LEAST_SHARE = 0.1;
  * @returns {number}
  */
 export function failuresAfter(nFailures, lastedS) {
-  return lastedS >= STEADY_S ? 0 : nFailures + 1;
+    return lastedS >= STEADY_S ? 0 : nFailures + 1;
 }
 
 /**
@@ -25,6 +25,6 @@ export function failuresAfter(nFailures, lastedS) {
  * @returns {number}
  */
 export function reconnectDelayS(nFailures, jitter) {
-  const longest = Math.min(FIRST_S * 2 ** Math.min(Math.max(nFailures - 1, 0), 16), LONGEST_S);
-  return longest * (LEAST_SHARE + (1 - LEAST_SHARE) * jitter);
+    const longest = Math.min(FIRST_S * 2 ** Math.min(Math.max(nFailures - 1, 0), 16), LONGEST_S);
+    return longest * (LEAST_SHARE + (1 - LEAST_SHARE) * jitter);
 }

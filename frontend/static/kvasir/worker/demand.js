@@ -22,16 +22,16 @@ import { nExperts, nShared } from "../wire/expert_ranges.js";
  * @returns {number}
  */
 export function surplus(demand, range) {
-  let covered = 0;
-  let least = Infinity;
-  for (const run of demand.runs) {
-    const shared = nShared(run.range, range);
-    if (shared > 0) {
-      least = Math.min(least, run.replicas - run.target);
-      covered += shared;
+    let covered = 0;
+    let least = Infinity;
+    for (const run of demand.runs) {
+        const shared = nShared(run.range, range);
+        if (shared > 0) {
+            least = Math.min(least, run.replicas - run.target);
+            covered += shared;
+        }
     }
-  }
-  return covered === nExperts(range) ? least : -1;
+    return covered === nExperts(range) ? least : -1;
 }
 
 /**
@@ -41,9 +41,9 @@ export function surplus(demand, range) {
  * @returns {boolean}
  */
 export function hasGapBeside(demand, held) {
-  return demand.runs.some((run) => {
-    if (run.replicas >= run.target) return false;
-    const n = held.reduce((sum, range) => sum + nShared(run.range, range), 0);
-    return n < nExperts(run.range);
-  });
+    return demand.runs.some((run) => {
+        if (run.replicas >= run.target) return false;
+        const n = held.reduce((sum, range) => sum + nShared(run.range, range), 0);
+        return n < nExperts(run.range);
+    });
 }

@@ -3,18 +3,21 @@
 
 /** What came of a fetch; the values are those of the Python twin. */
 export const Outcome = Object.freeze({
-  FETCHED: "fetched",
-  /** Later. */
-  AGAIN: "again",
-  /** This piece is given up. */
-  HOPELESS: "hopeless",
-  /** Given up, and no other is asked for until something has changed. */
-  NO_ROOM: "no room",
+    FETCHED: "fetched",
+    /** Later. */
+    AGAIN: "again",
+    /** This piece is given up. */
+    HOPELESS: "hopeless",
+    /** Given up, and no other is asked for until something has changed. */
+    NO_ROOM: "no room",
 });
 
 /** @typedef {(typeof Outcome)[keyof typeof Outcome]} FetchOutcome */
 
 /**
  * The end of a fetch. `problem` is for people.
- * @typedef {{readonly piece: import("./plan_state.js").Piece, readonly outcome: FetchOutcome, readonly problem: string}} Fetched
+ * @typedef {object} Fetched
+ * @property {Readonly<import("./plan_state.js").Piece>} piece
+ * @property {FetchOutcome} outcome
+ * @property {string} problem
  */

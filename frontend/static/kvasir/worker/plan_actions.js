@@ -32,28 +32,28 @@
  */
 
 export const Do = Object.freeze({
-  /** @param {string} reason @returns {Action} */
-  leave: (reason) => ({ action: "Leave", reason }),
-  /** @returns {Action} */
-  register: () => ({ action: "Register" }),
-  /** @returns {Action} */
-  rotate: () => ({ action: "Rotate" }),
-  /** @param {Ranges} ranges @returns {Action} */
-  serve: (ranges) => ({ action: "Serve", ranges }),
-  /** @param {Ranges} ranges @param {readonly string[]} leases @returns {Action} */
-  beat: (ranges, leases) => ({ action: "Beat", ranges, leases }),
-  /** @param {Readonly<Piece>} piece @returns {Action} */
-  fetch: (piece) => ({ action: "Fetch", piece }),
-  /** @param {number} roomBytes @param {Ranges} ranges @returns {Action} */
-  volunteer: (roomBytes, ranges) => ({ action: "Volunteer", roomBytes, ranges }),
-  /** @returns {Action} */
-  look: () => ({ action: "Look" }),
-  /** @param {ExpertRange} range @returns {Action} */
-  planMove: (range) => ({ action: "PlanMove", range }),
-  /** @param {ExpertRange} range @returns {Action} */
-  withdraw: (range) => ({ action: "Withdraw", range }),
-  /** @param {ExpertRange} range @returns {Action} */
-  stay: (range) => ({ action: "Stay", range }),
-  /** @param {ExpertRange} range @returns {Action} */
-  drop: (range) => ({ action: "Drop", range }),
+    /** @param {string} reason @returns {Action} */
+    leave: (reason) => ({ action: "Leave", reason }),
+    /** @returns {Action} */
+    register: () => ({ action: "Register" }),
+    /** @returns {Action} */
+    rotate: () => ({ action: "Rotate" }),
+    /** @param {Ranges} ranges @returns {Action} */
+    serve: (ranges) => ({ action: "Serve", ranges }),
+    /** @param {Ranges} ranges @param {readonly string[]} leases @returns {Action} */
+    beat: (ranges, leases) => ({ action: "Beat", ranges, leases }),
+    /** @param {Readonly<Piece>} piece @returns {Action} */
+    fetch: (piece) => ({ action: "Fetch", piece }),
+    /** @param {number} roomBytes @param {Ranges} ranges @returns {Action} */
+    volunteer: (roomBytes, ranges) => ({ action: "Volunteer", roomBytes, ranges }),
+    /** @returns {Action} */
+    look: () => ({ action: "Look" }),
+    /** @param {ExpertRange} range @returns {Action} */
+    planMove: (range) => ({ action: "PlanMove", range }),
+    /** @param {ExpertRange} range @returns {Action} */
+    withdraw: (range) => ({ action: "Withdraw", range }),
+    /** @param {ExpertRange} range @returns {Action} */
+    stay: (range) => ({ action: "Stay", range }),
+    /** @param {ExpertRange} range @returns {Action} */
+    drop: (range) => ({ action: "Drop", range }),
 });

@@ -30,7 +30,7 @@ const FAILED_BEFORE = 6;
  * @returns {WorkerState}
  */
 export function replaced(state, changes) {
-  return Object.freeze({ ...state, ...changes });
+    return Object.freeze({ ...state, ...changes });
 }
 
 /**
@@ -40,7 +40,7 @@ export function replaced(state, changes) {
  * @returns {WorkerState}
  */
 export function notBefore(state, moments) {
-  return replaced(state, { times: Object.freeze({ ...state.times, ...moments }) });
+    return replaced(state, { times: Object.freeze({ ...state.times, ...moments }) });
 }
 
 /**
@@ -51,11 +51,11 @@ export function notBefore(state, moments) {
  * @returns {WorkerState}
  */
 export function promised(state, answer, nowS) {
-  if (state.pieces.some((piece) => nShared(piece.range, answer.range) > 0)) {
-    return notBefore(state, { volunteerS: nowS + HELD_ALREADY_RETRY_S });
-  }
-  const piece = makePiece(answer.range, answer.nBytes, { kernel: answer.kernel, leaseId: answer.leaseId });
-  return replaced(state, { model: answer.model, pieces: [...state.pieces, piece], isCrowded: false });
+    if (state.pieces.some((piece) => nShared(piece.range, answer.range) > 0)) {
+        return notBefore(state, { volunteerS: nowS + HELD_ALREADY_RETRY_S });
+    }
+    const piece = makePiece(answer.range, answer.nBytes, { kernel: answer.kernel, leaseId: answer.leaseId });
+    return replaced(state, { model: answer.model, pieces: [...state.pieces, piece], isCrowded: false });
 }
 
 /**
@@ -66,8 +66,8 @@ export function promised(state, answer, nowS) {
  * @returns {WorkerState}
  */
 export function notWanted(state, answer, nowS) {
-  const waiting = replaced(state, { isCrowded: answer.isCrowded });
-  return notBefore(waiting, { volunteerS: nowS + answer.retryAfterS });
+    const waiting = replaced(state, { isCrowded: answer.isCrowded });
+    return notBefore(waiting, { volunteerS: nowS + answer.retryAfterS });
 }
 
 /**
@@ -79,19 +79,19 @@ export function notWanted(state, answer, nowS) {
  * @returns {WorkerState}
  */
 export function fetched(state, done, nowS, jitter) {
-  const idle = replaced(state, { isFetching: false });
-  const { range } = done.piece;
-  if (done.outcome === Outcome.FETCHED) {
-    const pieces = idle.pieces.map((piece) =>
-      isSameRange(piece.range, range) ? Object.freeze({ ...piece, isFetched: true }) : piece,
-    );
-    return replaced(idle, { pieces, serveByS: Math.min(idle.serveByS, nowS + SERVE_WITHIN_S) });
-  }
-  if (done.outcome === Outcome.AGAIN) {
-    return notBefore(idle, { fetchS: nowS + reconnectDelayS(FAILED_BEFORE, jitter) });
-  }
-  const retryS = done.outcome === Outcome.NO_ROOM ? NO_ROOM_RETRY_S : HOPELESS_RETRY_S;
-  return notBefore(without(idle, range), { volunteerS: nowS + retryS });
+    const idle = replaced(state, { isFetching: false });
+    const { range } = done.piece;
+    if (done.outcome === Outcome.FETCHED) {
+        const pieces = idle.pieces.map((piece) =>
+            isSameRange(piece.range, range) ? Object.freeze({ ...piece, isFetched: true }) : piece,
+        );
+        return replaced(idle, { pieces, serveByS: Math.min(idle.serveByS, nowS + SERVE_WITHIN_S) });
+    }
+    if (done.outcome === Outcome.AGAIN) {
+        return notBefore(idle, { fetchS: nowS + reconnectDelayS(FAILED_BEFORE, jitter) });
+    }
+    const retryS = done.outcome === Outcome.NO_ROOM ? NO_ROOM_RETRY_S : HOPELESS_RETRY_S;
+    return notBefore(without(idle, range), { volunteerS: nowS + retryS });
 }
 
 /**
@@ -101,7 +101,7 @@ export function fetched(state, done, nowS, jitter) {
  * @returns {WorkerState}
  */
 export function served(state, ranges) {
-  return replaced(state, { served: ranges, serveByS: Infinity, isJoined: state.isJoined && ranges.length > 0 });
+    return replaced(state, { served: ranges, serveByS: Infinity, isJoined: state.isJoined && ranges.length > 0 });
 }
 
 /**
@@ -114,14 +114,14 @@ export function served(state, ranges) {
  * @returns {WorkerState}
  */
 export function beaten(state, ranges, leaseS, nowS, jitter) {
-  const share = BEAT_SHORTEST + (1 - BEAT_SHORTEST) * jitter;
-  const told = notBefore(state, { heartbeatS: nowS + (share * leaseS) / BEATS_PER_LEASE });
-  if (areSameRanges(ranges, told.stated)) return told;
-  const atRelay = ranges.length > 0 ? told.served : [];
-  const pieces = told.pieces.map((piece) =>
-    includesRange(atRelay, piece.range) ? Object.freeze({ ...piece, leaseId: "" }) : piece,
-  );
-  return replaced(told, { pieces, stated: ranges, demand: null });
+    const share = BEAT_SHORTEST + (1 - BEAT_SHORTEST) * jitter;
+    const told = notBefore(state, { heartbeatS: nowS + (share * leaseS) / BEATS_PER_LEASE });
+    if (areSameRanges(ranges, told.stated)) return told;
+    const atRelay = ranges.length > 0 ? told.served : [];
+    const pieces = told.pieces.map((piece) =>
+        includesRange(atRelay, piece.range) ? Object.freeze({ ...piece, leaseId: "" }) : piece,
+    );
+    return replaced(told, { pieces, stated: ranges, demand: null });
 }
 
 /**
@@ -133,7 +133,7 @@ export function beaten(state, ranges, leaseS, nowS, jitter) {
  * @returns {WorkerState}
  */
 export function looked(state, demand, nowS, everyS) {
-  return notBefore(replaced(state, { demand, demandS: nowS }), { lookS: nowS + everyS });
+    return notBefore(replaced(state, { demand, demandS: nowS }), { lookS: nowS + everyS });
 }
 
 /**
@@ -144,7 +144,7 @@ export function looked(state, demand, nowS, everyS) {
  * @returns {WorkerState}
  */
 export function moving(state, range, atS) {
-  return replaced(state, { move: Object.freeze({ range, atS, isWithdrawn: false }) });
+    return replaced(state, { move: Object.freeze({ range, atS, isWithdrawn: false }) });
 }
 
 /**
@@ -155,7 +155,7 @@ export function moving(state, range, atS) {
  * @returns {WorkerState}
  */
 export function withdrawn(state, range, nowS) {
-  return replaced(state, { move: Object.freeze({ range, atS: nowS, isWithdrawn: true }) });
+    return replaced(state, { move: Object.freeze({ range, atS: nowS, isWithdrawn: true }) });
 }
 
 /**
@@ -164,7 +164,7 @@ export function withdrawn(state, range, nowS) {
  * @returns {WorkerState}
  */
 export function stayed(state) {
-  return replaced(state, { move: null, demand: null });
+    return replaced(state, { move: null, demand: null });
 }
 
 /**
@@ -175,8 +175,8 @@ export function stayed(state) {
  * @returns {WorkerState}
  */
 export function dropped(state, range, nowS) {
-  const rest = replaced(without(state, range), { move: null, demand: null, isCrowded: false });
-  return notBefore(rest, { volunteerS: nowS });
+    const rest = replaced(without(state, range), { move: null, demand: null, isCrowded: false });
+    return notBefore(rest, { volunteerS: nowS });
 }
 
 /**
@@ -185,8 +185,8 @@ export function dropped(state, range, nowS) {
  * @returns {WorkerState}
  */
 export function forgotten(state) {
-  const nothing = { model: null, pieces: [], isFetching: false, served: [], stated: [] };
-  return replaced(state, { ...nothing, move: null, demand: null, isCrowded: false });
+    const nothing = { model: null, pieces: [], isFetching: false, served: [], stated: [] };
+    return replaced(state, { ...nothing, move: null, demand: null, isCrowded: false });
 }
 
 /**
@@ -197,10 +197,10 @@ export function forgotten(state) {
  * @returns {WorkerState}
  */
 export function relayChanged(state, isJoined, nowS) {
-  return isJoined === state.isJoined ? state : replaced(state, { isJoined, lostS: nowS });
+    return isJoined === state.isJoined ? state : replaced(state, { isJoined, lostS: nowS });
 }
 
 /** @param {WorkerState} state @param {ExpertRange} range @returns {WorkerState} */
 function without(state, range) {
-  return replaced(state, { pieces: state.pieces.filter((piece) => !isSameRange(piece.range, range)) });
+    return replaced(state, { pieces: state.pieces.filter((piece) => !isSameRange(piece.range, range)) });
 }

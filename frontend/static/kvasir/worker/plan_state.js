@@ -10,7 +10,7 @@ import { compareRanges } from "../wire/expert_ranges.js";
 
 /**
  * The model that the worker holds experts of.
- * @typedef {{readonly name: string, readonly fingerprint: string, readonly nLayer: number, readonly nExpert: number}} SiteModel
+ * @typedef {Readonly<{name: string, fingerprint: string, nLayer: number, nExpert: number}>} SiteModel
  */
 
 /**
@@ -64,33 +64,33 @@ import { compareRanges } from "../wire/expert_ranges.js";
 
 /** @type {Readonly<NotBefore>} */
 export const NO_TIMES = Object.freeze({
-  siteS: 0,
-  heartbeatS: 0,
-  volunteerS: 0,
-  fetchS: 0,
-  serveS: 0,
-  lookS: 0,
-  rotateS: Infinity,
+    siteS: 0,
+    heartbeatS: 0,
+    volunteerS: 0,
+    fetchS: 0,
+    serveS: 0,
+    lookS: 0,
+    rotateS: Infinity,
 });
 
 /** @type {Readonly<WorkerState>} */
 const STRANGER = Object.freeze({
-  roomBytes: 0,
-  nodeId: "",
-  model: null,
-  pieces: [],
-  isFetching: false,
-  served: [],
-  isJoined: false,
-  lostS: -Infinity,
-  serveByS: Infinity,
-  stated: [],
-  isCrowded: false,
-  demand: null,
-  demandS: -Infinity,
-  move: null,
-  stopReason: "",
-  times: NO_TIMES,
+    roomBytes: 0,
+    nodeId: "",
+    model: null,
+    pieces: [],
+    isFetching: false,
+    served: [],
+    isJoined: false,
+    lostS: -Infinity,
+    serveByS: Infinity,
+    stated: [],
+    isCrowded: false,
+    demand: null,
+    demandS: -Infinity,
+    move: null,
+    stopReason: "",
+    times: NO_TIMES,
 });
 
 /**
@@ -99,7 +99,7 @@ const STRANGER = Object.freeze({
  * @returns {Readonly<WorkerState>}
  */
 export function workerState(known) {
-  return Object.freeze({ ...STRANGER, ...known });
+    return Object.freeze({ ...STRANGER, ...known });
 }
 
 /**
@@ -110,7 +110,7 @@ export function workerState(known) {
  * @returns {Readonly<Piece>}
  */
 export function makePiece(range, nBytes, known = {}) {
-  return Object.freeze({ kernel: "", leaseId: "", isFetched: false, ...known, range, nBytes });
+    return Object.freeze({ kernel: "", leaseId: "", isFetched: false, ...known, range, nBytes });
 }
 
 /**
@@ -119,10 +119,10 @@ export function makePiece(range, nBytes, known = {}) {
  * @returns {Ranges}
  */
 export function fetchedRanges(state) {
-  return state.pieces
-    .filter((piece) => piece.isFetched)
-    .map((piece) => piece.range)
-    .sort(compareRanges);
+    return state.pieces
+        .filter((piece) => piece.isFetched)
+        .map((piece) => piece.range)
+        .sort(compareRanges);
 }
 
 /**
@@ -131,5 +131,5 @@ export function fetchedRanges(state) {
  * @returns {readonly Readonly<Piece>[]}
  */
 export function promisedPieces(state) {
-  return state.pieces.filter((piece) => !piece.isFetched);
+    return state.pieces.filter((piece) => !piece.isFetched);
 }
