@@ -24,6 +24,13 @@ const MULTIPLIERS_AT = 72u;
 
 var<workgroup> largest_exponent: atomic<u32>; // kt
 
+// Not all drivers clear workgroup memory, though the language says so.
+fn forget_exponent(local: u32) {
+  if (local == 0u) {
+    atomicStore(&largest_exponent, 0u);
+  }
+}
+
 // The sum of four signed codes.
 fn code_sum(word: u32) -> i32 {
   return dot4(word, 0x01010101u);

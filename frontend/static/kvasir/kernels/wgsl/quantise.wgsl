@@ -13,6 +13,12 @@ struct Scale { shift: u32, largest: u32, exponent: u32 }
 @compute @workgroup_size(INVOCATIONS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
   let n_units = shape.n_blocks * BLOCK_UNITS;
+  forget_exponent(local);
+  for (var number = local; number < shape.n_blocks * 8u; number += INVOCATIONS) {
+    atomicStore(&maxima[number], 0u);
+    atomicStore(&code_sums[number], 0);
+  }
+  workgroupBarrier();
   for (var unit = local; unit < n_units; unit += INVOCATIONS) {
     find_maximum(group.x, unit);
   }

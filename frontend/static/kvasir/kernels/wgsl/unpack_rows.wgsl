@@ -19,6 +19,8 @@ fn packed_exponent(offset: u32) -> u32 {
 @compute @workgroup_size(INVOCATIONS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
   let first_block = group.x * shape.n_blocks;
+  forget_exponent(local);
+  workgroupBarrier();
   if (local < shape.n_blocks) {
     atomicMax(&largest_exponent, packed_exponent((first_block + local) * PACKED_BYTES));
   }
