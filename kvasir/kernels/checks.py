@@ -46,3 +46,15 @@ def check_range(what: str, numbers: Pairs, stop: int) -> None:
     bad = numbers[(numbers < 0) | (numbers >= stop)]
     if len(bad):
         raise KernelError(f"{what} {int(bad[0])} does not exist; there are {stop}")
+
+
+def check_packed_rows(rows: EncodedRows) -> None:
+    """Packed KX1 rows [n, blocks * 261] must hold no code of -128 and no multiplier of 0."""
+    blocks = rows.reshape(len(rows), -1, 261)
+    multipliers = blocks[..., 256:260]
+    bad_code = (blocks[..., :256] == 0x80).any(axis=(1, 2))
+    bad_multiplier = ((multipliers & 15 == 0) | (multipliers < 16)).any(axis=(1, 2))
+    bad = np.flatnonzero(bad_code | bad_multiplier)
+    if len(bad):
+        what = "code -128" if bad_code[bad[0]] else "multiplier 0"
+        raise KernelError(f"row {bad[0]} holds {what}; codes are -127 to 127 and multipliers 1 to 15")
