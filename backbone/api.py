@@ -15,17 +15,28 @@ from ninja.errors import HttpError, ValidationError
 from backbone.api_auth import ApiKeyAuth, asking_key
 from backbone.api_errors import ApiError, from_exception
 from backbone.api_generation import Generation
+from backbone.api_guests import check_guest, guest_key
 from backbone.api_keys import KeyScope
 from backbone.api_metrics import METRICS, Measurement
 from backbone.api_parser import StrictParser
 from backbone.api_records import record_reply
 from backbone.api_replies import whole_reply
-from backbone.api_reply_schemas import ChatReply, CompletionReply, ErrorReply, ModelList, ModelReply, RequestReply
+from backbone.api_reply_schemas import (
+    ChatReply,
+    CompletionReply,
+    ErrorReply,
+    GuestKeyReply,
+    ModelList,
+    ModelReply,
+    RequestReply,
+    TraceReply,
+)
 from backbone.api_requests import Asked, RequestMaker
 from backbone.api_schemas import ChatBody, CompletionBody
 from backbone.api_settings import ApiSettings
 from backbone.api_streaming import EventStream, StreamWriter, first_events, stream_parts
 from backbone.api_swarm import swarm
+from backbone.api_traces import trace_reply
 from backbone.directory import ModelEntry
 
 _MARGIN_S = 30.0  # a reader waits so much longer than queue and engine may take together
@@ -83,6 +94,28 @@ async def request_record(request: HttpRequest, request_id: str) -> HttpResponse:
     return _counted(request, JsonResponse(reply))
 
 
+@api.get(
+    "/requests/{request_id}/trace",
+    response={200: TraceReply, frozenset(_ERRORS): ErrorReply},
+    summary="Where the last tokens of a request were computed",
+)
+async def request_trace(request: HttpRequest, request_id: str) -> HttpResponse:
+    """With the key that sent the request, within an hour of its end."""
+    reply = await trace_reply(request_id, asking_key(request).public_id)
+    return _counted(request, JsonResponse(reply))
+
+
+@api.post(
+    "/playground/key",
+    auth=None,
+    response={200: GuestKeyReply, frozenset(_ERRORS): ErrorReply},
+    summary="A visitor's key, which soon ends",
+)
+async def playground_key(request: HttpRequest) -> HttpResponse:
+    """Without a key. Each address gets few, and may ask little with all of them together."""
+    return _counted(request, JsonResponse(await guest_key(request)))
+
+
 def _refuse_other_methods(path: str, allowed: str) -> None:
     """Answer every other method on this path in the API's own shape."""
 
@@ -97,7 +130,12 @@ def _refuse_other_methods(path: str, allowed: str) -> None:
     api.api_operation(others, path, auth=None, include_in_schema=False, operation_id=f"other{path}")(not_allowed)
 
 
-for _path, _allowed in (("/completions", "POST"), ("/chat/completions", "POST"), ("/models", "GET")):
+for _path, _allowed in (
+    ("/completions", "POST"),
+    ("/chat/completions", "POST"),
+    ("/models", "GET"),
+    ("/playground/key", "POST"),
+):
     _refuse_other_methods(_path, _allowed)
 
 
@@ -122,6 +160,7 @@ def _maker(request: HttpRequest) -> RequestMaker:
 
 async def _answer(request: HttpRequest, asked: Asked) -> HttpResponseBase:
     """Queue what was asked and give the reply, whole or as a stream. Raises ApiError."""
+    check_guest(asking_key(request), asked)
     await _served(asked.model)
     limits = ApiSettings.from_django()
     generation = Generation(
@@ -165,7 +204,7 @@ def _model(entry: ModelEntry) -> dict[str, object]:
 def _endpoint(request: HttpRequest) -> str:
     """A name for the counters; there are few, whatever paths are asked for."""
     name = request.path_info.removeprefix("/v1/").split("/")[0]
-    return name if name in {"completions", "chat", "models", "requests"} else "other"
+    return name if name in {"completions", "chat", "models", "playground", "requests"} else "other"
 
 
 def _counted(request: HttpRequest, response: Reply) -> Reply:

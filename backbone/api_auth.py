@@ -76,15 +76,17 @@ class ApiKeyAuth(HttpAuthBase):
         """Raises ApiError 401, 403, 411, 413 or 429."""
         limits = ApiSettings.from_django()
         check_length(request, limits.body_limit)
-        address = client_address(
-            request.META.get("REMOTE_ADDR", ""), request.headers.get("X-Forwarded-For", ""), limits.proxy_hops
-        )
-        await _take(address_bucket(address), limits.address_rate, "this address")
+        address = asking_address(request, limits)
+        await take_or_refuse(address, limits.address_rate, "this address")
         holder = await key_holder(request)
         if self._scope not in holder.scopes:
             has = ", ".join(sorted(holder.scopes))
             raise ApiError(403, "wrong_scope", f"this key is for {has}; {self._scope} is needed")
-        await _take(f"key:{holder.public_id}", _own_rate(holder, limits.key_rate), "this key")
+        if KeyScope.GUEST in holder.scopes:  # another key would not help
+            check_guests_welcome(limits)
+            await take_or_refuse(f"guests:{address}", limits.guest_rate, "this address's guests")
+        else:
+            await take_or_refuse(f"key:{holder.public_id}", _own_rate(holder, limits.key_rate), "this key")
         return holder
 
 
@@ -133,8 +135,21 @@ def _own_rate(holder: KeyHolder, usual: Rate) -> Rate:
     return Rate(holder.per_minute, min(holder.per_minute, usual.burst))
 
 
-async def _take(bucket: str, rate: Rate, whose: str) -> None:
+def asking_address(request: HttpRequest, limits: ApiSettings) -> str:
+    """The bucket of the address that a request comes from."""
+    remote, forwarded = request.META.get("REMOTE_ADDR", ""), request.headers.get("X-Forwarded-For", "")
+    return address_bucket(client_address(remote, forwarded, limits.proxy_hops))
+
+
+def check_guests_welcome(limits: ApiSettings) -> None:
+    """Raise ApiError 403 where guests get no keys."""
+    if not limits.playground_open:
+        raise ApiError(403, "playground_off", "guests get no keys here: use a key of your own")
+
+
+async def take_or_refuse(bucket: str, rate: Rate, whose: str, what: str = "requests") -> None:
+    """Take one from a bucket. Raises ApiError 429 when it is empty."""
     wait_s = await swarm().take(bucket, rate)
     if wait_s > 0:
-        message = f"{whose} may send {rate.per_minute} requests a minute; try again in {wait_s:.1f} s"
+        message = f"{whose} may ask for {rate.per_minute} {what} a minute; try again in {wait_s:.1f} s"
         raise ApiError(429, "rate_limit_exceeded", message, retry_after_s=wait_s)

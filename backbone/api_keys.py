@@ -32,6 +32,7 @@ class KeyScope(StrEnum):
 
     GENERATE = "generate"  # models, completions and chat
     METRICS = "metrics"  # /metrics
+    GUEST = "guest"  # nothing more: the key was given to a visitor, so others' limits hold
 
 
 class KeyRefusedError(KvasirError):
@@ -70,18 +71,17 @@ def issue(
         raise ConfigError(f"key for {days} days, 1 to {LONGEST_DAYS} is allowed")
     if per_minute is not None and not 1 <= per_minute <= MOST_PER_MINUTE:
         raise ConfigError(f"key for {per_minute} requests a minute, 1 to {MOST_PER_MINUTE} is allowed")
-    public_id, secret = secrets.token_hex(8), secrets.token_urlsafe(SECRET_BYTES)
-    text = f"kvk-{public_id}-{secret}"
     expires = timezone.now() + timedelta(days=days) if days is not None else None
-    ApiKey.objects.create(
-        public_id=public_id,
-        digest=_digest(text),
-        scopes=" ".join(wanted),
-        name=name,
-        per_minute=per_minute,
-        expires=expires,
-    )
-    return IssuedKey(public_id, text)
+    return _create(" ".join(wanted), name, expires, per_minute)
+
+
+def issue_guest(minutes: int) -> tuple[IssuedKey, datetime]:
+    """Make a visitor's key, and forget those that have ended: as many may come and go as like. Also when it ends."""
+    scopes = f"{KeyScope.GENERATE} {KeyScope.GUEST}"
+    now = timezone.now()
+    ApiKey.objects.filter(scopes=scopes, expires__lt=now).delete()
+    expires = now + timedelta(minutes=minutes)
+    return _create(scopes, "playground guest", expires, None), expires
 
 
 def check(text: str) -> KeyHolder:
@@ -106,6 +106,15 @@ def revoke(public_id: str) -> None:
     if not ApiKey.objects.filter(public_id=public_id).exists():
         raise ConfigError(f"there is no API key with id {public_id!r}")
     ApiKey.objects.filter(public_id=public_id, revoked=None).update(revoked=timezone.now())
+
+
+def _create(scopes: str, name: str, expires: datetime | None, per_minute: int | None) -> IssuedKey:
+    public_id, secret = secrets.token_hex(8), secrets.token_urlsafe(SECRET_BYTES)
+    text = f"kvk-{public_id}-{secret}"
+    ApiKey.objects.create(
+        public_id=public_id, digest=_digest(text), scopes=scopes, name=name, per_minute=per_minute, expires=expires
+    )
+    return IssuedKey(public_id, text)
 
 
 def _digest(text: str) -> bytes:

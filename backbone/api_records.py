@@ -23,13 +23,19 @@ from market.trust_store import lies_since
 _ID = re.compile(r"(?:cmpl-|chatcmpl-)?([0-9a-f]{32})")
 
 
-async def record_reply(given_id: str, key_id: str) -> dict[str, Any]:
-    """The reply's body. `given_id` is a reply's id, or a request's. Raises ApiError 404, and 503 when SQL is slow."""
+async def owned_record(given_id: str, key_id: str) -> RequestRecord:
+    """The record that this key may read. `given_id` is a reply's id, or a request's. Raises ApiError 404."""
     form = _ID.fullmatch(given_id)
     record = await swarm().record(form[1]) if form else None
     if record is None or not key_id or record.owner != key_id:
         message = "there is no record of this request: it has not ended, ended long ago, or was sent with another key"
         raise ApiError(404, "request_not_found", message, param="id")
+    return record
+
+
+async def record_reply(given_id: str, key_id: str) -> dict[str, Any]:
+    """The reply's body. Raises ApiError 404, and 503 when SQL is slow."""
+    record = await owned_record(given_id, key_id)
     end, flags = record.end, await _flags(record)
     return {
         "id": record.request_id,

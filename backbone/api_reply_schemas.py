@@ -102,6 +102,36 @@ class RequestReply(StrictModel):
     unconfirmed: list[str]
 
 
+class TraceSourceReply(StrictModel):
+    """Who computed: a worker by its node's id (`operator`: one of the operator's own), or the backbone itself."""
+
+    kind: Literal["worker", "hot", "fallback"]
+    worker: str | None
+
+
+class TraceReply(StrictModel):
+    """Where the last tokens of a request's first answer were computed.
+
+    The first of `tokens` is number `first_token` of the answer, from 0. A token has for each of `layers` the sources
+    that computed something for it: the index in `sources`, and how many row-experts it computed.
+    """
+
+    id: str
+    object: Literal["request.trace"]
+    first_token: int
+    layers: list[int]
+    sources: list[TraceSourceReply]
+    tokens: list[list[list[tuple[int, int]]]]
+
+
+class GuestKeyReply(StrictModel):
+    """A key for a visitor of the playground. `expires` is in unix seconds."""
+
+    object: Literal["playground.key"]
+    key: str
+    expires: int
+
+
 class CompletionLogprobs(StrictModel):
     """Log-probabilities of a completion's tokens: the model's own, before any sampling."""
 

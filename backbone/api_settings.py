@@ -14,7 +14,10 @@ from backbone.api_limits import Rate
 
 @dataclass(frozen=True, slots=True)
 class ApiSettings:
-    """Rates are a key's and an address's; `proxy_hops` proxies of the operator's own stand before the server."""
+    """Rates are a key's, an address's, and that of an address's guests.
+
+    `proxy_hops` proxies of the operator's own stand before the server.
+    """
 
     body_limit: int
     deadline_s: float
@@ -23,6 +26,8 @@ class ApiSettings:
     address_rate: Rate
     proxy_hops: int
     metrics_open: bool
+    playground_open: bool
+    guest_rate: Rate
 
     @classmethod
     def from_django(cls) -> ApiSettings:
@@ -35,4 +40,6 @@ class ApiSettings:
             address_rate=Rate(settings.KVASIR_ADDRESS_RATE, settings.KVASIR_ADDRESS_BURST),
             proxy_hops=settings.KVASIR_PROXY_HOPS,
             metrics_open=settings.KVASIR_METRICS_OPEN,
+            playground_open=settings.KVASIR_PLAYGROUND == "open",
+            guest_rate=Rate(settings.KVASIR_PLAYGROUND_RATE, settings.KVASIR_PLAYGROUND_RATE),
         )

@@ -17,6 +17,7 @@ from backbone.api_limits import Rate, take
 from backbone.directory import ModelEntry
 from backbone.payloads import GenerationRequest
 from backbone.request_record import RequestRecord, read_record
+from backbone.request_trace import RequestTrace, read_trace
 from backbone.stream import StreamEntry, StreamSettings
 from backbone.stream_keys import QUEUE
 from backbone.stream_silence import alive_backbones
@@ -34,6 +35,8 @@ class Swarm(Protocol):
     async def cancel(self, request_id: str) -> bool: ...
 
     async def record(self, request_id: str) -> RequestRecord | None: ...
+
+    async def trace(self, request_id: str) -> RequestTrace | None: ...
 
     async def models(self) -> Sequence[ModelEntry]: ...
 
@@ -64,6 +67,9 @@ class RedisSwarm:
 
     async def record(self, request_id: str) -> RequestRecord | None:
         return await read_record(_client(), request_id)
+
+    async def trace(self, request_id: str) -> RequestTrace | None:
+        return await read_trace(_client(), request_id)
 
     async def models(self) -> Sequence[ModelEntry]:
         now = time.monotonic()

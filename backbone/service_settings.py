@@ -25,7 +25,6 @@ class ServiceSettings:
     max_waiting: int = 64
     step_rows: int = 256
     n_groups: int = 1  # micro-batches in flight
-    n_traced_tokens: int = 64  # of an answer's last tokens it is kept where they were computed
     n_threads: int | None = None
     dense: str = "kx1"
     kernel: str = "auto"
@@ -40,6 +39,7 @@ class ServiceSettings:
     token_file: Path | None = None  # or the file that holds it
     strict: bool = False  # every worker's answer is confirmed before it is used
     receipts_dir: Path = Path("run/receipts")  # where receipts wait for SQL
+    n_traced_tokens: int = 64  # of so many of an answer's last tokens it is kept where they were computed
 
     @property
     def n_tasks(self) -> int:

@@ -6,7 +6,7 @@ Called by `settings` alone.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
 
 from kvasir.errors import ConfigError
@@ -25,6 +25,14 @@ def env_bool(name: str, default: bool, environ: Mapping[str, str] = os.environ) 
     if value.lower() in _FALSE:
         return False
     raise ConfigError(f"{name}={value!r} is not a yes or no: use 1 or 0")
+
+
+def env_choice(name: str, choices: Sequence[str], environ: Mapping[str, str] = os.environ) -> str:
+    """One of a few words; the first is the default. Raises ConfigError for any other."""
+    value = environ.get(name, choices[0])
+    if value not in choices:
+        raise ConfigError(f"{name}={value!r} is not one of {', '.join(choices)}")
+    return value
 
 
 def env_list(name: str, default: list[str], environ: Mapping[str, str] = os.environ) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from backbone.service_settings import ServiceSettings
 from kvasir.byte_sizes import parse_size
 from kvasir.errors import ConfigError
-from kvasir_site.env import env_bool, env_float, env_int, env_list
+from kvasir_site.env import env_bool, env_choice, env_float, env_int, env_list
 
 _CHOICES = {
     "KVASIR_DENSE": ("kx1", "float"),
@@ -62,9 +62,4 @@ def _size(name: str, text: str) -> int:
 
 
 def _choice(name: str, environ: Mapping[str, str]) -> str:
-    """One of a few words; the first is the default."""
-    choices = _CHOICES[name]
-    value = environ.get(name, choices[0])
-    if value not in choices:
-        raise ConfigError(f"{name}={value!r} is not one of {', '.join(choices)}")
-    return value
+    return env_choice(name, _CHOICES[name], environ)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kvasir_site.channel_layers import channel_layers
 from kvasir_site.database_url import database_from_url
-from kvasir_site.env import env_bool, env_float, env_http_url, env_int, env_list, env_secret
+from kvasir_site.env import env_bool, env_choice, env_float, env_http_url, env_int, env_list, env_secret
 from kvasir_site.market_env import market_settings
 from kvasir_site.service_env import service_settings
 
@@ -115,6 +115,9 @@ KVASIR_PROXY_HOPS = env_int("KVASIR_PROXY_HOPS", 0, 0, 8)
 if KVASIR_PROXY_HOPS:  # the operator's own proxy says whether the client came over TLS; nobody else is believed
     SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
 KVASIR_METRICS_OPEN = env_bool("KVASIR_METRICS_OPEN", False)
+# The playground: whether visitors get a key that soon ends, and how many requests a minute an address's visitors have.
+KVASIR_PLAYGROUND = env_choice("KVASIR_PLAYGROUND", ("open", "off"))
+KVASIR_PLAYGROUND_RATE = env_int("KVASIR_PLAYGROUND_RATE", 30, 1, 1_000_000)
 
 DEMO_MODEL = BASE_DIR / "models" / "kvasir-demo-moe.q4_k_m.gguf"
 KVASIR_SERVICE = service_settings(DEMO_MODEL, run_dir=RUN_DIR)  # what a backbone process serves

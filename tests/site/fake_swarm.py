@@ -10,6 +10,7 @@ from backbone.directory import ModelEntry
 from backbone.events import Done, End, Event, Queued, Started, SwarmShare, Token, TopLogprob, Usage
 from backbone.payloads import GenerationRequest
 from backbone.request_record import RequestRecord
+from backbone.request_trace import RequestTrace
 from backbone.stream import StreamEntry
 
 MODEL = ModelEntry("demo", "fp_0123", 512, "qwen3moe", 1_700_000_000)
@@ -47,6 +48,7 @@ class FakeSwarm:
         self.enqueue_failures: list[Exception | None] = []  # of the next requests, in order
         self.requests: list[GenerationRequest] = []
         self.records: dict[str, RequestRecord] = {}
+        self.traces: dict[str, RequestTrace] = {}
         self.taken: list[tuple[str, Rate]] = []
         self.cancelled: list[str] = []
         self.n_reading = 0
@@ -79,6 +81,10 @@ class FakeSwarm:
     async def record(self, request_id: str) -> RequestRecord | None:
         self._look()
         return self.records.get(request_id)
+
+    async def trace(self, request_id: str) -> RequestTrace | None:
+        self._look()
+        return self.traces.get(request_id)
 
     async def models(self) -> Sequence[ModelEntry]:
         self._look()

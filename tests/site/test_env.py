@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvasir.errors import ConfigError
-from kvasir_site.env import env_bool, env_http_url, env_list, env_secret
+from kvasir_site.env import env_bool, env_choice, env_http_url, env_list, env_secret
 
 
 @pytest.mark.parametrize(("text", "value"), [("1", True), ("on", True), ("TRUE", True), ("0", False), ("no", False)])
@@ -24,6 +24,13 @@ def test_anything_else_stops_the_start_with_name_and_value() -> None:
         env_bool("KVASIR_X", True, {"KVASIR_X": "maybe"})
     with pytest.raises(ConfigError, match="empty item"):
         env_list("KVASIR_X", [], {"KVASIR_X": "a,,b"})
+
+
+def test_one_of_a_few_words() -> None:
+    assert env_choice("KVASIR_X", ("open", "off"), {}) == "open"
+    assert env_choice("KVASIR_X", ("open", "off"), {"KVASIR_X": "off"}) == "off"
+    with pytest.raises(ConfigError, match="KVASIR_X='shut' is not one of open, off"):
+        env_choice("KVASIR_X", ("open", "off"), {"KVASIR_X": "shut"})
 
 
 def test_a_short_secret_is_refused_without_showing_it() -> None:

@@ -11,22 +11,26 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from redis import Redis
 from redis.asyncio import Redis as AsyncRedis
 
 from backbone import market_link
 from backbone.backbone_process import BackboneProcess, redis_connection
+from backbone.engine.dispatch import Served
 from backbone.engine.exposure import ExposureBook, Flagged
 from backbone.engine.guard import WorkGuard
+from backbone.engine.token_sources import LastTokens, SourceTable, TokenTrace, sources_of_rows
 from backbone.engine.trust import TrustPolicy
 from backbone.event_mapping import MAX_NAMED, OPERATORS
 from backbone.events import Done, Event, Failed, Started, SwarmShare, Usage, event_from_json
 from backbone.payloads import GenerationRequest
 from backbone.record_keeper import RecordKeeper
 from backbone.request_record import RequestRecord, read_record
+from backbone.request_trace import WORKER, RequestTrace, TraceSource, read_trace
 from backbone.service_settings import ServiceSettings
-from backbone.stream_keys import RECORD_KEEP_S, RECORDS, record_key, stream_key
+from backbone.stream_keys import RECORD_KEEP_S, RECORDS, TRACE_KEEP_S, record_key, stream_key, trace_key
 from kvasir.gguf_index import GGUFIndex
 from kvasir.model_card import ModelCard
 from kvasir.worker.holdings import open_holdings
@@ -153,6 +157,51 @@ def test_records_are_bounded(server: RedisServer, redis: Redis) -> None:
     assert len(found(server, crowded.request_id).unconfirmed) == MAX_NAMED
 
 
+def traced(name: str = "10.0.0.1:7070") -> TokenTrace:
+    last, rows = LastTokens(8), np.array([0, 0], np.int32)
+    (token,) = sources_of_rows(SourceTable(), [Served(0, name, rows, "worker")], np.array([0]))
+    last.add(token)
+    return last.trace()
+
+
+def trace(server: RedisServer, request_id: str) -> RequestTrace | None:
+    async def work() -> RequestTrace | None:
+        async with AsyncRedis.from_url(server.url, decode_responses=True) as client:
+            return await read_trace(client, request_id)
+
+    return asyncio.run(work())
+
+
+def test_a_trace_is_there_with_the_record_and_expires_sooner(server: RedisServer, redis: Redis) -> None:
+    keeper = RecordKeeper(redis, ExposureBook())
+    for end in (DONE, FAILED):
+        request = completion()
+        keeper.open(request)
+        keeper.trace(request.request_id, traced())
+        keeper.end([(request.request_id, end)])
+        kept = trace(server, request.request_id)
+        assert kept is not None and list(kept.tokens()) == [[(2,)]]
+        assert kept.sources == (TraceSource(WORKER, OPERATORS),)
+        lives_s: object = redis.ttl(trace_key(request.request_id))
+        assert isinstance(lives_s, int) and TRACE_KEEP_S - 60 < lives_s <= TRACE_KEEP_S
+        assert found(server, request.request_id).end == end
+
+
+def test_no_trace_is_kept_of_what_has_none_or_is_not_open(server: RedisServer, redis: Redis) -> None:
+    keeper = RecordKeeper(redis, ExposureBook())
+    plain, closed = completion(), completion()
+    keeper.trace(plain.request_id, traced())  # too early: nobody would ever take it away again
+    keeper.open(plain)
+    keeper.trace(plain.request_id, TokenTrace())
+    keeper.open(closed)
+    keeper.trace(closed.request_id, traced())
+    keeper.close(closed.request_id)
+    keeper.open(closed)
+    keeper.end([(plain.request_id, DONE), (closed.request_id, DONE)])
+    assert trace(server, plain.request_id) is trace(server, closed.request_id) is None
+    assert redis.zcard(RECORDS) == 2
+
+
 @pytest.mark.parametrize(
     ("policy", "is_strict"),
     [(CHECKED_AFTER_USE, False), (NEVER_CHECKED, False), (CHECKED_AFTER_USE, True)],
@@ -187,6 +236,8 @@ def test_a_worker_lies_to_a_backbone_process(
     assert traffic_seen(server, model) > 0  # of experts, for the market's targets
     done = last_event(redis, request.request_id)
     record = found(server, request.request_id)
+    kept = trace(server, request.request_id)
+    assert kept is not None and TraceSource(WORKER, OPERATORS) in kept.sources
     assert isinstance(done, Done) and done.kvasir.workers > 0
     assert record.end == done
     assert record.unconfirmed == done.kvasir.unconfirmed == (() if is_strict else (OPERATORS,))

@@ -43,6 +43,13 @@ def test_bench_expert() -> None:
         assert 1 > figures["min_cosine"][n]["ours"] >= figures["min_cosine"][n]["ggml"] > 0.99
 
 
+def test_bench_trace() -> None:
+    figures = quick_run("bench_trace")
+    assert set(figures) == {"ratio_cpu_traced", "ratio_cpu_steps", "us_of_trace_per_token", "bytes_stored"}
+    for by_batch in figures.values():
+        assert list(by_batch) == ["1", "32"] and all(value > 0 for value in by_batch.values())
+
+
 def test_bench_load() -> None:
     figures = quick_run("bench_load")
     assert set(figures) == {"index_s", "slice_plan_ms", "slice_mb_s", "rss_mb"}

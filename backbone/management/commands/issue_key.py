@@ -17,7 +17,7 @@ class Command(BaseCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--name", help="whose it is, for the list of keys and the log")
         parser.add_argument(
-            "--scope", action="append", choices=[scope.value for scope in KeyScope],
+            "--scope", action="append", choices=[KeyScope.GENERATE.value, KeyScope.METRICS.value],
             help="what the key allows; may be repeated (default: generate)",
         )  # fmt: skip
         parser.add_argument("--days", type=int, metavar="N", help="how long it counts (default: until revoked)")
