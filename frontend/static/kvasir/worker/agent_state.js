@@ -41,6 +41,7 @@ export const NO_SETTINGS = Object.freeze({
     budgetBytes: 0,
     onlyOnPower: false,
     onlyUnmetered: false,
+    region: "",
     isWanted: false,
     isPaused: false,
     invite: "",

@@ -13,6 +13,7 @@
  * @property {string} [accountKey]  `kva-…` of a signed-in visitor: a node that registers now belongs to that account
  * @property {boolean} [onlyOnPower]  pause while the device runs on battery
  * @property {boolean} [onlyUnmetered]  pause while the connection is metered or saves data
+ * @property {string} [region]  what the visitor chose to tell others of where it is, such as "Java"; "" for nothing
  */
 
 /** @typedef {{type: "inspect", software: boolean}} InspectCommand  Look at the device; `state.device` and `.advice` follow. */
@@ -42,7 +43,7 @@
 
 /** @typedef {{type: "state", state: ContributionState}} StateMessage  Whole, at most every 250 ms. */
 /** @typedef {{type: "recoveryKey", id: number, accountKey: string}} RecoveryKeyReply  "" while there is none. */
-/** @typedef {{type: "done", id: number, problem: string}} DoneReply  `problem` is "" when it went well. */
+/** @typedef {{type: "done", id: number, problem: string}} DoneReply  `problem` is "" when it went well, else a code: `busy` (stop contributing first) or one of `Problem`. */
 /** @typedef {StateMessage | RecoveryKeyReply | DoneReply} WorkerMessage */
 
 /**
@@ -163,7 +164,7 @@
 
 /** @typedef {{nodeId: string, accountId: string, hasRecoveryKey: boolean}} IdentityFacts  Empty texts: not registered. */
 
-/** @typedef {{budgetBytes: number, onlyOnPower: boolean, onlyUnmetered: boolean, isWanted: boolean}} SavedSettings  `isWanted`: it was working when the page went away, so it may go on without a new consent. */
+/** @typedef {{budgetBytes: number, onlyOnPower: boolean, onlyUnmetered: boolean, region: string, isWanted: boolean}} SavedSettings  `isWanted`: it was working when the page went away, so it may go on without a new consent. */
 
 /**
  * All that a page shows.

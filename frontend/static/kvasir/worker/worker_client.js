@@ -51,6 +51,7 @@ export class ContributionClient {
 
     /** Begin to contribute. Call it only after consent. @param {import("./messages.js").StartOptions} options */
     start(options) {
+        void navigator.storage?.persist?.().catch(() => false); // asked for only now: some browsers show a question
         this.send({ type: "start", options, software: this.software });
     }
 

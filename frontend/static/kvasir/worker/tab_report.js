@@ -1,0 +1,104 @@
+/**
+ * Turns what an agent does into the state that the page shows: ranges, activity, download, problems.
+ * `tab_worker.js` makes one for each agent. Pure bookkeeping; it asks nobody and decides nothing.
+ */
+
+import { isSameRange } from "../wire/expert_ranges.js";
+
+/** @import { Activity, ContributionState, HeldRange, Problem } from "./messages.js" */
+/** @import { Piece, WorkerState } from "./plan_state.js" */
+/** @import { StatePublisher } from "./state_publisher.js" */
+
+const SPEED_OVER_MS = 3_000;
+/** Which event ends which problem. @type {Record<string, string[]>} */
+const ENDS = {
+    present: ["site_away", "quarantined"],
+    joined: ["relay_away"],
+    promised: ["nothing_wanted", "no_room", "download_failed", "memory", "kernel"],
+    fetched: ["nothing_wanted", "no_room", "download_failed", "memory"],
+    serving: ["relay_away"],
+};
+
+/** Implements Report. */
+export class TabReport {
+    /** @param {StatePublisher} publisher @param {() => number} [nowMs] */
+    constructor(publisher, nowMs = Date.now) {
+        this.publisher = publisher;
+        this.nowMs = nowMs;
+        /** @type {"" | "verifying" | "loading"} what becomes of a download whose bytes are all there */
+        this.step = "";
+        /** @type {{key: string, sinceMs: number, sinceBytes: number} | null} */
+        this.measured = null;
+    }
+
+    /** @param {Readonly<WorkerState>} state */
+    state(state) {
+        const { pieces, isFetching, isJoined, model } = state;
+        if (!isFetching) this.step = "";
+        this.publisher.update({
+            activity: this.publisher.state.phase === "working" ? activityOf(state, this.step, this.publisher.state.problem) : "none",
+            ranges: pieces.map((piece) => heldRange(piece, state)),
+            model,
+            isJoined,
+            ...(isFetching ? {} : { download: null }),
+        });
+    }
+
+    /** @param {Readonly<Piece>} piece @param {number} doneBytes @param {number} totalBytes */
+    progress({ range }, doneBytes, totalBytes) {
+        const now = this.nowMs();
+        const key = `${range.layer}:${range.start}`;
+        if (this.measured?.key !== key) this.measured = { key, sinceMs: now, sinceBytes: doneBytes };
+        const { sinceMs, sinceBytes } = this.measured;
+        const elapsedS = (now - sinceMs) / 1000;
+        const bytesPerS = elapsedS > 0 ? (doneBytes - sinceBytes) / elapsedS : 0;
+        if (now - sinceMs > SPEED_OVER_MS) this.measured = { key, sinceMs: now, sinceBytes: doneBytes };
+        this.publisher.update({ download: { ...range, doneBytes, totalBytes, bytesPerS } });
+    }
+
+    /** @param {string} event @param {any} [facts] */
+    say(event, facts = {}) {
+        const { problem } = this.publisher.state;
+        const ended = problem !== null && (ENDS[event] ?? []).includes(problem.code);
+        const found = problemOf(event, facts, this.nowMs());
+        if (found !== null || ended) this.publisher.update({ problem: found });
+        if (event === "verifying" || event === "loading") {
+            this.step = event;
+            this.publisher.update({ activity: this.publisher.state.isJoined ? "serving" : event });
+        }
+        if (event === "serving") this.publisher.update({ relayUrl: facts.relayUrl });
+    }
+}
+
+/** @param {Readonly<WorkerState>} state @param {"" | "verifying" | "loading"} step @param {Problem | null} problem @returns {Activity} */
+function activityOf(state, step, problem) {
+    if (!state.nodeId) return problem?.code === "site_away" ? "waiting" : "registering";
+    if (state.served.length > 0) return state.isJoined ? "serving" : "dialling";
+    if (state.isFetching) return step || "downloading";
+    if (state.pieces.some((piece) => piece.isFetched)) return "dialling";
+    return problem === null ? "asking" : "waiting";
+}
+
+/** @param {Readonly<Piece>} piece @param {Readonly<WorkerState>} state @returns {HeldRange} */
+function heldRange({ range, nBytes, isFetched }, state) {
+    const isServed = state.served.some((item) => isSameRange(item, range));
+    return { ...range, nBytes, step: isServed ? "served" : isFetched ? "fetched" : "promised" };
+}
+
+/** @param {string} event @param {any} facts @param {number} nowMs @returns {Problem | null} */
+function problemOf(event, facts, nowMs) {
+    switch (event) {
+        case "away":
+            return { code: facts.code === "quarantined" ? "quarantined" : "site_away", detail: facts.problem, retryAtMs: nowMs + 1000 * facts.retryS };
+        case "lost":
+            return { code: "relay_away", detail: facts.problem, retryAtMs: nowMs };
+        case "waiting":
+            return { code: "nothing_wanted", detail: facts.reason, retryAtMs: nowMs + 1000 * facts.retryS };
+        case "fetch_failed":
+            return { code: facts.outcome === "no room" ? "no_room" : "download_failed", detail: facts.problem, retryAtMs: 0 };
+        case "model_changed":
+            return { code: "model_changed", detail: facts.reason, retryAtMs: 0 };
+        default:
+            return null;
+    }
+}
