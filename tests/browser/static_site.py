@@ -1,7 +1,7 @@
 """Static files of the front end at /static/kvasir/, and pages of the tests at /, without Django.
 
-Used by the tests of kernels in a page: they need no service. It sends the headers that matter there: the types of .js,
-.wasm and .wgsl, and a policy as strict as the site's.
+Used by the tests of kernels in a page: they need no service. It sends the headers that matter there, the site's own:
+types of .js, .wasm and .wgsl, and the policy.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
+
+from frontend.content_policy import content_policy
+from frontend.static_files import TYPES
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = Path(__file__).parent / "pages"
@@ -28,10 +31,7 @@ FOLDERS = {
 class _Files(SimpleHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = 60
-    extensions_map = SimpleHTTPRequestHandler.extensions_map | {
-        ".js": "text/javascript", ".mjs": "text/javascript", ".wasm": "application/wasm", ".wgsl": "text/wgsl",
-        ".json": "application/json", ".bin": "application/octet-stream",
-    }  # fmt: skip
+    extensions_map = SimpleHTTPRequestHandler.extensions_map | TYPES | {".bin": "application/octet-stream"}
 
     def __init__(self, *arguments: object, extra: dict[str, Path]) -> None:
         self._folders = FOLDERS | extra
@@ -47,7 +47,7 @@ class _Files(SimpleHTTPRequestHandler):
         return str(PAGES / asked)
 
     def end_headers(self) -> None:
-        self.send_header("Content-Security-Policy", POLICY)
+        self.send_header("Content-Security-Policy", content_policy(self.headers.get("Host", "")))
         self.send_header("Cache-Control", "no-store")
         self.send_header("X-Content-Type-Options", "nosniff")
         super().end_headers()

@@ -4,7 +4,8 @@
  * Imported by browser tests through the static site.
  */
 
-import { madeWeights } from "/static/kvasir/kernels/kx1_inputs.js";
+import { madeWeights, plainRows } from "/static/kvasir/kernels/kx1_inputs.js";
+import { packRows } from "/static/kvasir/kernels/kx1_pack.js";
 
 /** @typedef {import("../../../frontend/static/kvasir/kernels/kernel_types.js").ExpertWeights} ExpertWeights */
 /** @typedef {{name: string, weights: ExpertWeights, packed: Uint8Array, nRows: number, outputs: Uint32Array}} GoldenExpert */
@@ -26,6 +27,26 @@ function goldenExpert({ name, d_model: dModel, d_ff: dFf, matrices, arrays }, by
         nRows,
         outputs: new Uint32Array(bytes, outputs.offset, nRows * dModel),
     };
+}
+
+/** Those at full shape, of which the file has hashes: {name, weights, packed, nRows, hash}. */
+export async function goldenHashes() {
+    const { cases } = await (await fetch("/golden/kx1/vectors.json")).json();
+    return cases
+        .filter((each) => each.kind === "expert hash")
+        .map(({ name, d_model: dModel, d_ff: dFf, matrices, n_rows: nRows, rows_seed: seed, sha256: hash }) => ({
+            name,
+            weights: makeExpert(dModel, dFf, matrices),
+            packed: packRows(plainRows(nRows, dModel, seed), dModel),
+            nRows,
+            hash,
+        }));
+}
+
+/** SHA-256 of an array's bytes, in hex. */
+export async function sha256(array) {
+    const digest = await crypto.subtle.digest("SHA-256", array);
+    return [...new Uint8Array(digest)].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
 /** An expert of made weights: `matrices` are {type, seed, kind} of gate, up and down. */
