@@ -23,13 +23,13 @@ from kvasir.kernels.checks import check_encoded_rows, check_packed_rows, check_p
 from kvasir.kernels.fingerprint import KX1_NAME, KX1_VERSION, kernel_fingerprint
 from kvasir.kernels.gpu_call import SlotSet
 from kvasir.kernels.gpu_device import GpuDevice, GpuError
-from kvasir.kernels.gpu_shaders import ROW_PROGRAMS, matrix_programs
+from kvasir.kernels.gpu_shaders import ROW_PROGRAMS, Program, matrix_programs
 from kvasir.kernels.gpu_tables import PlacedExpert, Tunables, call_tables
 from kvasir.kernels.gpu_weights import GpuWeights
 from kvasir.kernels.selftest import self_test
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 SLOT_SETS = 2
 MOST_PAIRS = 1024  # of one slot set; a longer call becomes several, two of them under way
@@ -53,7 +53,7 @@ class GpuKX1Kernel:
         self._lock = threading.Lock()
         self._numbers = itertools.count()
         device.use(self.tunables.lanes, device.has_packed_dot)
-        device.compile(ROW_PROGRAMS)
+        self._compile(ROW_PROGRAMS)
 
     @property
     def isa_name(self) -> str:
@@ -86,8 +86,12 @@ class GpuKX1Kernel:
             raise KernelError(reason)
         with self._lock:
             for stack in (experts.gate, experts.up, experts.down):
-                self.device.compile(matrix_programs(stack.quant_type))
+                self._compile(matrix_programs(stack.quant_type))
         return LoadedGpuExperts(self, experts, next(self._numbers))
+
+    def _compile(self, programs: Iterable[Program]) -> None:
+        for program in programs:
+            self.device.pipeline(program)
 
     def encode_rows(self, rows: FloatRows) -> EncodedRows:
         """Rows f32 [n, d_model] in KX1's packed form, by the CPU kernel."""
@@ -135,9 +139,7 @@ class GpuKX1Kernel:
     ) -> None:
         used, slot_rows = np.unique(pair_rows[part.pairs], return_inverse=True)
         slots = np.arange(len(part.pairs))
-        tables = call_tables(
-            experts.d_model, experts.d_ff, part.experts, part.counts, slot_rows, slots, self.tunables
-        )
+        tables = call_tables(experts.d_model, experts.d_ff, part.experts, part.counts, slot_rows, slots, self.tunables)
         slot_set = self._sets[0]
         self._sets.rotate(-1)
         slot_set.begin(rows[used], experts.d_model, experts.d_ff, tables, self.weights.arenas)
@@ -153,9 +155,7 @@ class GpuKX1Kernel:
             yield part
             start += len(part.pairs)
 
-    def _part(
-        self, experts: LayerExperts, number: int, pair_ids: Pairs, pairs: npt.NDArray[np.intp]
-    ) -> _Part:
+    def _part(self, experts: LayerExperts, number: int, pair_ids: Pairs, pairs: npt.NDArray[np.intp]) -> _Part:
         """As many of these sorted pairs as the arenas can hold experts of, at least one expert's."""
         ids, counts = np.unique(pair_ids[pairs], return_counts=True)
         keys = [(number, int(local_id)) for local_id in ids]

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from kvasir.experts import FloatRows
 from kvasir.kernels.api import EncodedRows
-from kvasir.kernels.gpu_device import Bindings, GpuDevice, driver_errors
+from kvasir.kernels.gpu_device import Bindings, GpuDevice, Step
 from kvasir.kernels.gpu_shaders import Kind, Program
 from kvasir.kernels.gpu_tables import CallTables, Dispatch, row_dispatch, submissions
 
@@ -49,31 +49,30 @@ class SlotSet:
         self._device.write(self._buffers["packed"], _whole_words(rows))
         self._device.write(self._buffers["tasks"], tables.tasks)
         self._device.write(self._buffers["pairs"], tables.pairs)
-        self._device.write_shapes(self._buffers["shapes"], steps)
+        self._device.write_shapes(self._buffers["shapes"], [step.shape for step in steps])
         names = ["unpack", *["first"] * len(tables.first_stage), "quantise", *["second"] * len(tables.second_stage)]
         self._submit(steps, [self._group(name, step, arenas) for name, step in zip(names, steps, strict=True)])
 
     def finish(self) -> FloatRows:
-        """Wait for the outputs: f32 [n_pairs, d_model], in the caller's order."""
-        with driver_errors("computing"):
-            self._mapping.sync_wait()
-            mapped = self._buffers["readback"].read_mapped(0, 4 * self._outputs_shape[0] * self._outputs_shape[1], copy=False)
-            outputs = np.frombuffer(mapped, np.float32).reshape(self._outputs_shape).copy()
-            del mapped
-            self._buffers["readback"].unmap()
-        return outputs
+        """Wait for the outputs: f32 [n_pairs, d_model], in the order of the tables."""
+        copied = self._device.read_mapped(self._buffers["readback"], self._mapping, self._output_bytes)
+        return copied.view(np.float32).reshape(self._outputs_shape)
 
-    def _submit(self, steps: Sequence[Dispatch], groups: Sequence[Any]) -> None:
-        n_bytes = 4 * self._outputs_shape[0] * self._outputs_shape[1]
-        copy = (self._buffers["outputs"], self._buffers["readback"], n_bytes)
+    @property
+    def _output_bytes(self) -> int:
+        return 4 * self._outputs_shape[0] * self._outputs_shape[1]
+
+    def _submit(self, dispatches: Sequence[Dispatch], groups: Sequence[Any]) -> None:
+        copy = (self._buffers["outputs"], self._buffers["readback"], self._output_bytes)
         number = 0
-        for batch in submissions(steps):
-            numbers = range(number, number + len(batch))
+        for batch in submissions(dispatches):
+            steps = [
+                Step(self._device.pipeline(dispatch.program), groups[i], i, dispatch.groups)
+                for i, dispatch in enumerate(batch, start=number)
+            ]
             number += len(batch)
-            work = [(step, groups[i], i) for step, i in zip(batch, numbers, strict=True)]
-            self._device.submit(work, copy if number == len(steps) else None)
-        with driver_errors("asking for the outputs"):
-            self._mapping = self._buffers["readback"].map_async("READ", 0, n_bytes)
+            self._device.submit(steps, copy if number == len(dispatches) else None)
+        self._mapping = self._device.map_for_reading(self._buffers["readback"], self._output_bytes)
 
     def _make_room(self, n_rows: int, n_pairs: int, d_model: int, d_ff: int, n_tasks: int, n_steps: int) -> None:
         wanted = {

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy.typing as npt
 
 from kvasir.errors import KernelError
 from kvasir.kernels.gpu_shaders import Program, program_text
-from kvasir.kernels.gpu_tables import SHAPE_WORDS, Dispatch
+from kvasir.kernels.gpu_tables import SHAPE_WORDS
 
 MOST_ARENA_BYTES = 128 * 1024 * 1024  # what every WebGPU device can bind
 INSTALL = "install it with `pip install kvasir[gpu]`"
@@ -25,6 +26,15 @@ SOFTWARE = "CPU"
 
 class GpuError(KernelError):
     """There is no GPU that can be used, or its driver failed. The CPU computes the same bits."""
+
+
+class Step(NamedTuple):
+    """One dispatch of a submission."""
+
+    pipeline: Any
+    group: Any  # bind group
+    shape_number: int
+    workgroups: tuple[int, int]
 
 
 class Bindings(NamedTuple):
@@ -48,6 +58,7 @@ def open_device(software: bool = False) -> GpuDevice:
     except ImportError as error:
         raise GpuError(f"computing on a GPU needs the package wgpu; {INSTALL}") from error
     with driver_errors("listing adapters"):
+        _ask_for_compute_backends()
         adapters = [a for a in wgpu.gpu.enumerate_adapters_sync() if a.info["backend_type"] in BACKENDS]
     kinds = (SOFTWARE,) if software else ADAPTER_ORDER
     fitting = [a for a in adapters if a.info["adapter_type"] in kinds]
@@ -96,18 +107,20 @@ class GpuDevice:
             self.lanes, self.has_packed_dot = lanes, has_packed_dot
             self._pipelines.clear()
 
-    def compile(self, programs: Sequence[Program]) -> None:
-        """Make programs ready; those that are stay."""
-        for program in programs:
-            if program not in self._pipelines:
-                with driver_errors(f"compiling {program.kind} {program.quant_type or ''}"):
-                    self._pipelines[program] = self._compiled(program_text(program, self.lanes, self.has_packed_dot))
+    def pipeline(self, program: Program) -> Any:
+        """A program, compiled when it is first wanted."""
+        if program not in self._pipelines:
+            text = program_text(program, self.lanes, self.has_packed_dot)
+            self._pipelines[program] = self.compiled(text, f"{program.kind} {program.quant_type or ''}")
+        return self._pipelines[program]
 
-    def _compiled(self, text: str) -> Any:
-        module = self._device.create_shader_module(code=text)
-        return self._device.create_compute_pipeline(
-            layout=self._pipeline_layout, compute={"module": module, "entry_point": "main"}
-        )
+    def compiled(self, text: str, name: str) -> Any:
+        """The pipeline of a WGSL text whose entry point is `main`. Raises GpuError with the compiler's words."""
+        with driver_errors(f"compiling {name}"):
+            module = self._device.create_shader_module(code=text)
+            return self._device.create_compute_pipeline(
+                layout=self._pipeline_layout, compute={"module": module, "entry_point": "main"}
+            )
 
     def storage(self, n_bytes: int) -> Any:
         """A buffer for shaders, which can be written and copied from. Raises GpuError when memory is out."""
@@ -130,11 +143,10 @@ class GpuDevice:
         with driver_errors("writing a buffer"):
             self._device.queue.write_buffer(buffer, offset, np.ascontiguousarray(data))
 
-    def write_shapes(self, buffer: Any, dispatches: Sequence[Dispatch]) -> None:
-        """Write each dispatch's shape at its multiple of `shape_stride`."""
-        table = np.zeros((len(dispatches), self.shape_stride // 4), np.uint32)
-        for row, dispatch in zip(table, dispatches, strict=True):
-            row[:SHAPE_WORDS] = dispatch.shape
+    def write_shapes(self, buffer: Any, shapes: Sequence[tuple[int, ...]]) -> None:
+        """Write each shape at its multiple of `shape_stride`."""
+        table = np.zeros((len(shapes), self.shape_stride // 4), np.uint32)
+        table[:, :SHAPE_WORDS] = shapes
         self.write(buffer, table)
 
     def bind(self, buffers: Bindings) -> Any:
@@ -144,26 +156,46 @@ class GpuDevice:
         with driver_errors("binding buffers"):
             return self._device.create_bind_group(layout=self._layout, entries=entries)
 
-    def submit(self, steps: Sequence[tuple[Dispatch, Any, int]], copy: tuple[Any, Any, int] | None = None) -> None:
-        """Run (dispatch, bind group, number of its shape) in order, then copy (from, to, bytes)."""
-        self.compile([dispatch.program for dispatch, _, _ in steps])
+    def submit(self, steps: Sequence[Step], copy: tuple[Any, Any, int] | None = None) -> None:
+        """Run steps in order, then copy (from, to, bytes)."""
         with driver_errors("submitting work"):
             encoder = self._device.create_command_encoder()
             computing = encoder.begin_compute_pass()
-            for dispatch, group, number in steps:
-                computing.set_pipeline(self._pipelines[dispatch.program])
-                computing.set_bind_group(0, group, [number * self.shape_stride])
-                computing.dispatch_workgroups(*dispatch.groups)
+            for step in steps:
+                computing.set_pipeline(step.pipeline)
+                computing.set_bind_group(0, step.group, [step.shape_number * self.shape_stride])
+                computing.dispatch_workgroups(*step.workgroups)
             computing.end()
             if copy is not None:
                 source, target, n_bytes = copy
                 encoder.copy_buffer_to_buffer(source, 0, target, 0, n_bytes)
             self._device.queue.submit([encoder.finish()])
 
+    def map_for_reading(self, buffer: Any, n_bytes: int) -> Any:
+        """Ask for the first bytes of a readback buffer; `read_mapped` waits for them."""
+        with driver_errors("asking for outputs"):
+            return buffer.map_async("READ", 0, n_bytes)
+
+    def read_mapped(self, buffer: Any, mapping: Any, n_bytes: int) -> npt.NDArray[np.uint8]:
+        """A copy of what was asked for, once all that was submitted before is done."""
+        with driver_errors("computing"):
+            mapping.sync_wait()
+            copied: npt.NDArray[np.uint8] = np.frombuffer(buffer.read_mapped(0, n_bytes), np.uint8)
+            buffer.unmap()
+        return copied
+
     def close(self) -> None:
         """Give the device back; its buffers are gone."""
         self._pipelines.clear()
         self._device.destroy()
+
+
+@cache
+def _ask_for_compute_backends() -> None:
+    """Leave OpenGL alone: it cannot run these programs. Said once, before the first look for adapters."""
+    from wgpu.backends.wgpu_native.extras import set_instance_extras
+
+    set_instance_extras(backends=["Primary"])
 
 
 _SIZE_LIMITS = {"max-storage-buffer-binding-size": MOST_ARENA_BYTES, "max-buffer-size": 2 * MOST_ARENA_BYTES}

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGMLQuantizationType as Quant
 
+from kvasir.errors import KernelError
 from kvasir.experts import row_bytes
 from kvasir.kernels.gpu_shaders import PAIRS_A_TASK, Kind, Program
 
@@ -147,8 +148,9 @@ def matrix_dispatches(
 
     Few enough multiplications each, so that no watchdog takes the device for hung.
     """
+    if program.quant_type is None:
+        raise KernelError(f"{program.kind} reads no matrix")
     n_out, n_in, out_stride = widths
-    assert program.quant_type is not None
     task_row_work = n_in * PAIRS_A_TASK[program.kind]
     n_rows = min(n_out, max(TILE_ROWS, MOST_WORK // task_row_work // TILE_ROWS * TILE_ROWS))
     at_once = max(1, MOST_WORK // (task_row_work * n_rows))
