@@ -60,7 +60,8 @@ export class TabReport {
     say(event, facts = {}) {
         const { problem } = this.publisher.state;
         const ended = problem !== null && (ENDS[event] ?? []).includes(problem.code);
-        const found = problemOf(event, facts, this.nowMs());
+        const isIdle = event !== "waiting" || this.publisher.state.ranges.length === 0;
+        const found = isIdle ? problemOf(event, facts, this.nowMs()) : null;
         if (found !== null || ended) this.publisher.update({ problem: found });
         if (event === "verifying" || event === "loading") {
             this.step = event;
@@ -75,8 +76,7 @@ function activityOf(state, step, problem) {
     if (!state.nodeId) return problem?.code === "site_away" ? "waiting" : "registering";
     if (state.served.length > 0) return state.isJoined ? "serving" : "dialling";
     if (state.isFetching) return step || "downloading";
-    if (state.pieces.some((piece) => piece.isFetched)) return "dialling";
-    return problem === null ? "asking" : "waiting";
+    return problem === null || state.pieces.length > 0 ? "asking" : "waiting";
 }
 
 /** @param {Readonly<Piece>} piece @param {Readonly<WorkerState>} state @returns {HeldRange} */
