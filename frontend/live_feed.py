@@ -86,9 +86,10 @@ class LiveFeed:
 
     async def snapshot(self) -> bytes:
         """The last snapshot when it is fresh, else a new one; several who ask share it. Raises Redis's errors."""
-        found = self.fresh()
-        if found is not None:
-            return found
+        return self.fresh() or await self._next()
+
+    async def _next(self) -> bytes:
+        """A new one, or the one that is being built."""
         if self._building is None or self._building.done():
             self._building = asyncio.get_running_loop().create_task(self._build())
         return await asyncio.shield(self._building)
@@ -99,7 +100,7 @@ class LiveFeed:
             began = self._clock()
             try:
                 if await _take_turn():
-                    await get_channel_layer().group_send(GROUP, {"type": MESSAGE, "data": await self.snapshot()})
+                    await get_channel_layer().group_send(GROUP, {"type": MESSAGE, "data": await self._next()})
                 problem = ""
             except Exception as error:  # the loop's top: watchers see that data is old, and the next turn may do better
                 words = f"{type(error).__name__}: {error}"

@@ -1,0 +1,209 @@
+// The coverage card: the heatmap with its two views, what is under pointer or cursor, the legend and the table view.
+// `dashboard` gives it snapshots. It asks nothing of the server.
+
+import { html, useEffect, useRef, useState } from "../ui/html.js";
+import { CoverageTable } from "./dashboard_coverage_table.js";
+import { formatBytes, formatRate } from "./dashboard_format.js";
+import { Heatmap } from "./dashboard_heatmap.js";
+import { replicaPixels, themePalette, trafficPixels, trafficTop } from "./dashboard_scale.js";
+
+/** @typedef {import("./dashboard_types.js").Snapshot} Snapshot */
+/** @typedef {import("./dashboard_types.js").Cell} Cell */
+/** @typedef {"replicas" | "traffic"} HeatView */
+
+/** @param {{snapshot: Snapshot}} props */
+export function CoverageCard({ snapshot }) {
+  const [view, setView] = useState(/** @type {HeatView} */ ("replicas"));
+  const [cell, setCell] = useState(/** @type {Cell | null} */ (null));
+  return html`<section class="card" aria-labelledby="coverage-title">
+    <div class="card-head">
+      <h2 id="coverage-title">${gettext("Coverage")}</h2>
+      <${ViewChoice} view=${view} onView=${setView} />
+    </div>
+    <${HeatmapView} snapshot=${snapshot} view=${view} cell=${cell} onCell=${setCell} />
+    <p class="heat-cell" role="status">${cell ? cellWords(snapshot, cell) : gettext("Point at a cell, or move with the arrow keys.")}</p>
+    ${view === "replicas" ? html`<${ReplicaLegend} />` : html`<${TrafficLegend} traffic=${snapshot.traffic} />`}
+    <${CoverageTable} snapshot=${snapshot} />
+  </section>`;
+}
+
+/** @param {{view: HeatView, onView: (view: HeatView) => void}} props */
+function ViewChoice({ view, onView }) {
+  /** @param {HeatView} value @param {string} text */
+  const choice = (value, text) => html`<label class=${view === value ? "chosen" : ""}>
+    <input type="radio" name="heat-view" value=${value} checked=${view === value} onChange=${() => onView(value)} />${text}
+  </label>`;
+  return html`<fieldset class="segments">
+    <legend class="unseen">${gettext("What the map shows")}</legend>
+    ${choice("replicas", gettext("Replicas"))}${choice("traffic", gettext("Traffic"))}
+  </fieldset>`;
+}
+
+/**
+ * The canvas with its axes.
+ * @param {{snapshot: Snapshot, view: HeatView, cell: Cell | null, onCell: (cell: Cell | null) => void}} props
+ */
+function HeatmapView({ snapshot, view, cell, onCell }) {
+  const { n_layer: nLayer, n_expert: nExpert } = snapshot.model;
+  const canvas = useHeatmap(snapshot, view, cell, onCell);
+  const label = interpolate(gettext("%s layers of %s experts. Move with the arrow keys; Home and End go to the first and the last expert."), [nLayer, nExpert]);
+  return html`<div class="heat">
+    <div class="heat-layers" aria-hidden="true"><span>0</span><span class="axis">${gettext("layer")}</span><span>${nLayer - 1}</span></div>
+    <canvas ref=${canvas} class=${heightClass(nLayer)} tabindex="0" role="application" aria-label=${label}></canvas>
+    <div class="heat-experts" aria-hidden="true"><span>0</span><span class="axis">${gettext("expert")}</span><span>${nExpert - 1}</span></div>
+  </div>`;
+}
+
+/**
+ * Keeps one heatmap on the canvas and follows snapshot, view, cell, theme and size.
+ * @param {Snapshot} snapshot
+ * @param {HeatView} view
+ * @param {Cell | null} cell
+ * @param {(cell: Cell | null) => void} onCell
+ */
+function useHeatmap(snapshot, view, cell, onCell) {
+  const canvas = useRef(/** @type {HTMLCanvasElement | null} */ (null));
+  const heatmap = useRef(/** @type {Heatmap | null} */ (null));
+  const latest = useRef({ snapshot, view, cell });
+  latest.current = { snapshot, view, cell };
+  useEffect(() => {
+    if (!canvas.current) return undefined;
+    const map = new Heatmap(canvas.current);
+    heatmap.current = map;
+    const repaint = () => paint(map, latest.current.snapshot, latest.current.view);
+    const observer = new ResizeObserver(() => map.draw());
+    observer.observe(canvas.current);
+    document.addEventListener("kvasir-theme", repaint);
+    const forget = listen(canvas.current, map, () => latest.current.cell, onCell);
+    return () => {
+      observer.disconnect();
+      document.removeEventListener("kvasir-theme", repaint);
+      forget();
+    };
+  }, []);
+  useEffect(() => {
+    if (heatmap.current) paint(heatmap.current, snapshot, view);
+  }, [snapshot, view]);
+  useEffect(() => heatmap.current?.point(cell), [cell]);
+  return canvas;
+}
+
+/**
+ * @param {Heatmap} map
+ * @param {Snapshot} snapshot
+ * @param {HeatView} view
+ */
+function paint(map, { model, coverage, traffic }, view) {
+  const palette = themePalette();
+  const style = getComputedStyle(document.documentElement);
+  map.lineColour = style.getPropertyValue("--surface");
+  map.cursorColour = style.getPropertyValue("--focus");
+  const pixels =
+    view === "replicas"
+      ? replicaPixels(coverage.replicas, coverage.targets, palette)
+      : trafficPixels(traffic, coverage.targets, palette);
+  map.show(model.n_layer, model.n_expert, pixels);
+}
+
+/**
+ * Pointer and keys move the cell. Returns what takes the listeners away.
+ * @param {HTMLCanvasElement} canvas
+ * @param {Heatmap} map
+ * @param {() => Cell | null} cellNow
+ * @param {(cell: Cell | null) => void} onCell
+ */
+function listen(canvas, map, cellNow, onCell) {
+  const controller = new AbortController();
+  const { signal } = controller;
+  const follow = (/** @type {PointerEvent} */ event) => onCell(map.cellAt(event.clientX, event.clientY));
+  canvas.addEventListener("pointermove", follow, { signal });
+  canvas.addEventListener("pointerdown", follow, { signal });
+  canvas.addEventListener(
+    "pointerleave",
+    (event) => {
+      if (event.pointerType === "mouse" && document.activeElement !== canvas) onCell(null);
+    },
+    { signal },
+  );
+  canvas.addEventListener(
+    "keydown",
+    (event) => {
+      const next = cellAfter(event.key, cellNow(), map.nLayer, map.nExpert);
+      if (next === undefined) return;
+      event.preventDefault();
+      onCell(next);
+    },
+    { signal },
+  );
+  return () => controller.abort();
+}
+
+/**
+ * Where a key leads from a cell; undefined for keys that lead nowhere, null away from the map.
+ * @param {string} key
+ * @param {Cell | null} cell
+ * @param {number} nLayer
+ * @param {number} nExpert
+ * @returns {Cell | null | undefined}
+ */
+export function cellAfter(key, cell, nLayer, nExpert) {
+  const { layer, expert } = cell ?? { layer: 0, expert: 0 };
+  /** @type {Record<string, Cell | null>} */
+  const ways = {
+    ArrowLeft: { layer, expert: Math.max(0, expert - 1) },
+    ArrowRight: { layer, expert: Math.min(nExpert - 1, expert + 1) },
+    ArrowUp: { layer: Math.max(0, layer - 1), expert },
+    ArrowDown: { layer: Math.min(nLayer - 1, layer + 1), expert },
+    Home: { layer, expert: 0 },
+    End: { layer, expert: nExpert - 1 },
+    PageUp: { layer: 0, expert },
+    PageDown: { layer: nLayer - 1, expert },
+    Escape: null,
+  };
+  if (!(key in ways)) return undefined;
+  return cell === null && key !== "Escape" ? { layer: 0, expert: 0 } : ways[key];
+}
+
+/**
+ * A cell in words.
+ * @param {Snapshot} snapshot
+ * @param {Cell} cell
+ * @returns {string}
+ */
+export function cellWords({ model, coverage, traffic }, { layer, expert }) {
+  const i = layer * model.n_expert + expert;
+  if (model.expert_bytes[layer] === 0) return interpolate(gettext("Layer %s has no experts"), [layer]);
+  const parts = [
+    interpolate(gettext("Layer %(layer)s, expert %(expert)s"), { layer, expert }, true),
+    interpolate(ngettext("%s of %s replica", "%s of %s replicas", coverage.targets[i]), [coverage.replicas[i], coverage.targets[i]]),
+  ];
+  if (coverage.pending[i]) parts.push(interpolate(gettext("%s on the way"), [coverage.pending[i]]));
+  parts.push(interpolate(gettext("%s rows/s"), [formatRate(traffic[i])]), formatBytes(model.expert_bytes[layer]));
+  return parts.join(" · ");
+}
+
+function ReplicaLegend() {
+  const texts = [
+    gettext("nobody holds it"),
+    gettext("below its target"),
+    gettext("at its target"),
+    gettext("above"),
+    gettext("twice its target, or more"),
+  ];
+  return html`<ul class="legend">${texts.map((text, step) => html`<li><span class="swatch heat-${step}"></span>${text}</li>`)}</ul>`;
+}
+
+/** @param {{traffic: number[]}} props */
+function TrafficLegend({ traffic }) {
+  const top = interpolate(gettext("%s rows/s"), [formatRate(trafficTop(traffic))]);
+  return html`<div class="scale">
+    <span>0</span><span class="scale-bar" aria-hidden="true"></span><span>${top}</span>
+    <span class="muted">${gettext("(logarithmic)")}</span>
+  </div>`;
+}
+
+/** @param {number} nLayer */
+function heightClass(nLayer) {
+  if (nLayer <= 12) return "few";
+  return nLayer <= 64 ? "some" : "many";
+}
