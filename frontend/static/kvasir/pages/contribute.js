@@ -5,6 +5,7 @@
 
 import { html, render, useEffect, useState } from "../ui/html.js";
 import { ContributionClient } from "../worker/worker_client.js";
+import { loadKeys } from "./account_key.js";
 import { Consent } from "./contribute_consent.js";
 import { Device, Identity, Unsupported } from "./contribute_device.js";
 import { HeldMap } from "./contribute_map.js";
@@ -32,9 +33,10 @@ function Contribute({ client }) {
     const isRunning = RUNNING.has(state.phase);
     useEffect(() => keepThisTab(isRunning), [isRunning]);
     if (state.phase === "unsupported") return html`<${Now} state=${state} /><${Unsupported} />`;
-    const start = (/** @type {import("./contribute_consent.js").Choice} */ { keepAwake, ...options }) => {
+    const start = async (/** @type {import("./contribute_consent.js").Choice} */ { keepAwake, ...options }) => {
         client.setKeepAwake(keepAwake);
-        client.start(options);
+        const { signedIn } = await loadKeys(); // of the rewards page: the new node is then that account's
+        client.start(signedIn ? { ...options, accountKey: signedIn } : options);
     };
     const mayStart = state.phase === "idle" || state.phase === "failed";
     return html`<div class="contribute">

@@ -51,11 +51,13 @@ export function formatShare(share) {
 /**
  * Microcredits as credits, with more decimals the smaller they are.
  * @param {number} microcredits
+ * @param {number} [leastDigits]  so many decimals at least: a column then stands in line
  */
-export function formatCredits(microcredits) {
+export function formatCredits(microcredits, leastDigits = 0) {
     const credits = microcredits / 1_000_000;
-    const digits = Math.abs(credits) >= 1000 ? 1 : Math.abs(credits) >= 1 ? 3 : 6;
-    return formatNumber(credits, digits);
+    const digits = Math.max(leastDigits, Math.abs(credits) >= 1000 ? 1 : Math.abs(credits) >= 1 ? 3 : 6);
+    const options = { minimumFractionDigits: leastDigits, maximumFractionDigits: digits };
+    return new Intl.NumberFormat(language(), options).format(credits);
 }
 
 /**

@@ -1,0 +1,54 @@
+/**
+ * The keys of this browser: the one that the visitor signed in with, and those of its own worker. The rewards page and
+ * the contributing tab ask. Keys go into an Authorization header and nowhere else; no cookie, no server session.
+ */
+
+import { RecordStore } from "../worker/record_store.js";
+
+const FORM = /^kva-[0-9a-f]{16}-[A-Za-z0-9_-]{43}$/;
+
+/**
+ * @typedef {object} Keys
+ * @property {string} signedIn  the account's key that was entered; "" without one
+ * @property {string} own  the account's key of this browser's worker; "" while it has none
+ * @property {string} nodeToken  of this browser's worker; shows its node alone
+ */
+
+/**
+ * Whether a text can be an account's key at all.
+ * @param {string} text
+ */
+export function isAccountKey(text) {
+    return FORM.test(text);
+}
+
+/** @returns {Promise<Keys>} all empty where the browser keeps nothing */
+export async function loadKeys() {
+    try {
+        const [mine, workers] = await Promise.all([RecordStore.open("kvasir-account"), RecordStore.open()]);
+        const [signedIn, worker] = await Promise.all([mine.get("accountKey"), workers.get("worker")]);
+        mine.database.close();
+        workers.database.close();
+        return {
+            signedIn: typeof signedIn === "string" ? signedIn : "",
+            own: worker?.identity?.accountKey ?? "",
+            nodeToken: worker?.identity?.token ?? "",
+        };
+    } catch {
+        return { signedIn: "", own: "", nodeToken: "" }; // private windows: signing in then lasts as long as the page
+    }
+}
+
+/**
+ * Remember an account's key, or forget it.
+ * @param {string} key  "" signs out
+ */
+export async function keepKey(key) {
+    try {
+        const records = await RecordStore.open("kvasir-account");
+        await records.put("accountKey", key);
+        records.database.close();
+    } catch {
+        // it still counts for this page
+    }
+}
