@@ -197,7 +197,12 @@ async def _served(name: str) -> ModelEntry:
 
 
 def _model(entry: ModelEntry) -> dict[str, object]:
-    own = {"n_ctx": entry.n_ctx, "architecture": entry.architecture, "system_fingerprint": entry.fingerprint}
+    own = {
+        "n_ctx": entry.n_ctx,
+        "architecture": entry.architecture,
+        "system_fingerprint": entry.fingerprint,
+        "chat": entry.has_chat,
+    }
     return {"id": entry.name, "object": "model", "created": entry.created, "owned_by": "kvasir", "kvasir": own}
 
 

@@ -11,11 +11,15 @@ from backbone.api_schemas import StrictModel
 
 
 class ModelFacts(StrictModel):
-    """What Kvasir adds to a model: its context in tokens, its architecture, the fingerprint of what computes it."""
+    """What Kvasir adds to a model: its context in tokens, its architecture, the fingerprint of what computes it.
+
+    `chat`: whether its file has a chat template, without which it only goes on from prompts.
+    """
 
     n_ctx: int
     architecture: str
     system_fingerprint: str
+    chat: bool
 
 
 class ModelReply(StrictModel):

@@ -77,10 +77,10 @@ class BackboneProcess:
         self._redis = self._stack.enter_context(redis_connection(redis_url))
         self._loaded = self._stack.enter_context(open_model(settings))
         self._transport = self._stack.enter_context(make_transport(settings, self._loaded.hello(), redis_url))
-        entry = directory_entry(settings, self._loaded)
         self._intake = RequestIntake(
             settings.model_name, self._loaded.tokenizer, self._loaded.index.metadata, settings.max_deadline_s
         )
+        entry = directory_entry(settings, self._loaded, has_chat=self._intake.has_chat)
         self._market = MarketLink(settings, self.id, self._loaded, self._transport, self._redis, settings.receipts_dir)
         exposures, records = self._market.guard.exposures, self._market.records
         self._mapper = EventMapper(self.id, entry.name, entry.fingerprint, self._loaded.tokenizer, exposures)

@@ -16,13 +16,14 @@ from backbone.stream_silence import alive_backbones
 
 @dataclass(frozen=True, slots=True)
 class ModelEntry:
-    """A model that at least one backbone serves. `created` is in Unix seconds."""
+    """A model that at least one backbone serves. `created` is in Unix seconds; `has_chat`: its file has a template."""
 
     name: str
     fingerprint: str
     n_ctx: int
     architecture: str
     created: int
+    has_chat: bool = False
 
     def to_fields(self) -> dict[str, str | int]:
         """As the hash in Redis holds it."""
@@ -32,6 +33,7 @@ class ModelEntry:
             "n_ctx": self.n_ctx,
             "architecture": self.architecture,
             "created": self.created,
+            "has_chat": int(self.has_chat),
         }
 
 
@@ -49,6 +51,7 @@ async def models(client: Redis) -> list[ModelEntry]:
                     int(fields["n_ctx"]),
                     fields["architecture"],
                     int(fields["created"]),
+                    fields.get("has_chat") == "1",
                 )
             )
     return found

@@ -34,6 +34,11 @@ class RequestIntake:
         except RequestError as error:  # the model can still complete prompts
             self._template_problem = str(error)
 
+    @property
+    def has_chat(self) -> bool:
+        """Whether the model can answer messages; without a template it goes on from prompts alone."""
+        return self._template is not None
+
     def job(self, request: GenerationRequest) -> JobSpec:
         """What the engine is to do. Raises RequestError for whatever the client can change."""
         if request.model != self._model_name:

@@ -38,7 +38,7 @@ def open_model(settings: ServiceSettings) -> LoadedModel:
     return loaded
 
 
-def directory_entry(settings: ServiceSettings, loaded: LoadedModel) -> ModelEntry:
+def directory_entry(settings: ServiceSettings, loaded: LoadedModel, *, has_chat: bool) -> ModelEntry:
     """What clients learn of the model. The fingerprint changes with everything that may change a bit of the answer."""
     parts = (
         loaded.card.fingerprint,
@@ -55,6 +55,7 @@ def directory_entry(settings: ServiceSettings, loaded: LoadedModel) -> ModelEntr
         n_ctx=loaded.model.cache.n_ctx,
         architecture=loaded.card.architecture,
         created=int(settings.model.stat().st_mtime),
+        has_chat=has_chat,
     )
 
 

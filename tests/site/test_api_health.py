@@ -89,7 +89,7 @@ def test_paths_cannot_make_new_series(site: Site) -> None:
     for number in range(3):
         site.get(f"/v1/made-up-{number}")
     endpoints = {dict(labels).get("endpoint") for name, labels in samples(site) if name == "kvasir_api_requests_total"}
-    assert endpoints <= {"completions", "chat", "models", "other"}
+    assert endpoints <= {"completions", "chat", "models", "playground", "requests", "other"}
 
 
 def test_backbones_report_through_redis(site: Site) -> None:
@@ -131,6 +131,8 @@ def test_the_schema_says_what_is_there(site: Site) -> None:
         "/v1/completions",
         "/v1/chat/completions",
         "/v1/requests/{request_id}",
+        "/v1/requests/{request_id}/trace",
+        "/v1/playground/key",
     }
     operation = schema["paths"]["/v1/completions"]["post"]
     assert operation["security"]
