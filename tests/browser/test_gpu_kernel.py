@@ -112,3 +112,9 @@ def test_a_crash_fails_calls_at_once_and_a_new_kernel_computes(static_url: str) 
         assert after["differences"] == [0, 0]
 
     browse(scenario, seconds=SLOW_S)
+
+
+@pytest.mark.parametrize("quant_type", ["Q4_K", "Q5_K", "Q6_K", "Q8_0"])
+def test_golden_matrices(page: SharedPage, quant_type: str) -> None:
+    ask = f"import('/gpu_matmul.js').then((matmul) => matmul.checkMatrices('{quant_type}'))"
+    assert page.evaluate(ask, seconds=SLOW_S) == {"wrong": [], "n": 8}
