@@ -8,7 +8,7 @@
 
 #include "../kx1_block.h"
 
-enum { MOST_FEW_TOKENS = 2, FEW_WEIGHT_ROWS = 1 };
+enum { MOST_FEW_TOKENS = 2 };
 
 #define KX1_ROLLED _Pragma("clang loop unroll(disable)")
 #define KX1_UNROLLED _Pragma("clang loop unroll(full)")
