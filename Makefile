@@ -41,8 +41,9 @@ lint: $(VENV)/.dev  ## ruff and the import rules
 	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports
 
-types: $(VENV)/.dev  ## mypy --strict
+types: $(VENV)/.dev  ## mypy --strict, and tsc over the JavaScript
 	@$(BIN)/mypy
+	@$(BIN)/python -m tools.check_javascript
 
 unit: $(VENV)/.dev  ## All tests on two processes, with coverage
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --cov --cov-report=term:skip-covered --cov-fail-under=85

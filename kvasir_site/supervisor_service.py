@@ -89,6 +89,7 @@ class ServiceUse:
     def _show_use(self, model: str) -> None:
         body = json.dumps({"model": model, "prompt": "The little dragon", "max_tokens": 120, "stream": True})
         self._terminal.say(
+            f"\nPages    {self._base_url}/dashboard (live), /contribute, /playground, /rewards"
             f"\nAPI      {self._base_url}/v1 (what it takes: {self._base_url}/v1/docs)"
             f"\nHealth   {self._base_url}/healthz, /readyz, /metrics"
             f"\nRelay    ws://{self._settings.reachable_host}:{self._settings.port}/relay"
