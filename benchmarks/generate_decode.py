@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from backbone.engine.deadlines import DeadlineRule
 from backbone.engine.dispatch import ExpertDispatcher
 from backbone.engine.engine import Engine
 from backbone.engine.loaded_model import LoadedModel
@@ -19,6 +20,7 @@ from backbone.engine.tally import Tally
 from backbone.engine.transport import Transport
 
 NEVER = -100.0  # added to a logit
+PATIENCE_S = 60.0  # with a worker: on a machine that does other things too, a late one is no lost one
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,13 @@ def decode(loaded: LoadedModel, transport: Transport, prompts: Sequence[Sequence
         temperature=0.0, max_tokens=n_tokens, logit_bias=dict.fromkeys(loaded.tokenizer.eog_ids, NEVER)
     )
     tally = Tally()
-    experts = ExpertDispatcher(loaded.store, transport, on_served=tally.add)
+    experts = ExpertDispatcher(
+        loaded.store,
+        transport,
+        deadline_s=PATIENCE_S,
+        deadlines=DeadlineRule(shortest_s=PATIENCE_S),
+        on_served=tally.add,
+    )
     engine = Engine(loaded.model, experts, max_rows=sum(map(len, prompts)))
     sequences = [EngineSequence(str(number), ids, params, loaded.tokenizer) for number, ids in enumerate(prompts)]
     marks = asyncio.run(_steps(engine, sequences))

@@ -1,0 +1,180 @@
+"""What the whole way to a worker costs: real processes through the relay on loopback, against one process.
+
+`python -m benchmarks.bench_overhead [--json] [--quick] [--folder DIR]`. One thread each in this process and in one
+worker that holds every expert, so at any moment one thread computes in both ways of running; what sharding adds is
+frames, checks, the relay and wake-ups. Layers have the 122B's widths (64 experts each, to be made quickly). Greedy
+decoding; all tokens are compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from backbone.engine.edge_pool import EdgePool
+from backbone.engine.loaded_model import LoadedModel
+from backbone.engine.transport import NoWorkers, Transport
+from benchmarks.generate_decode import decode
+from benchmarks.machine import describe_commit, describe_machine
+from benchmarks.real_shape_model import QUICK as QUICK_SHAPE
+from benchmarks.real_shape_model import RealShape, model_bytes, require_room, write_real_shape
+from benchmarks.relay_sandbox import kvasir_relay
+from kvasir.experts import ExpertRange
+from kvasir.relay_directory import FixedDirectory
+from kvasir.slices import plan_slice, write_slice
+from kvasir.wire_frames import Role
+
+START_DEADLINE_S = 60.0
+N_PROMPT = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The model's shape, decode steps by batch, and rounds."""
+
+    shape: RealShape
+    n_steps: dict[int, int]
+    n_rounds: int
+
+
+FULL = Plan(replace(RealShape(), n_expert=64), {1: 24, 8: 12, 64: 6}, n_rounds=7)
+QUICK = Plan(QUICK_SHAPE, {1: 3, 8: 3, 64: 2}, n_rounds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Wall and CPU seconds of a run's decode steps; CPU of all processes that took part."""
+
+    wall_s: float
+    cpu_s: float
+
+
+Rounds = dict[int, list[tuple[Cost, Cost]]]  # in-process and through the relay, by batch and round
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print one JSON line")
+    parser.add_argument("--quick", action="store_true", help="a tiny model: a smoke run whose figures mean nothing")
+    parser.add_argument("--folder", type=Path, help="where to make the model (default: the system's temporary folder)")
+    options = parser.parse_args()
+    plan = QUICK if options.quick else FULL
+    with tempfile.TemporaryDirectory(prefix="kvasir-bench-", dir=options.folder) as folder:
+        require_room(Path(folder), 2 * model_bytes(plan.shape))
+        rounds = measure(Path(folder), plan)
+    print(json.dumps(as_keys(rounds)) if options.json else as_table(rounds))
+
+
+def measure(folder: Path, plan: Plan) -> Rounds:
+    """Run all rounds. Raises RuntimeError when tokens differ or the worker did not compute every pair."""
+    model = write_real_shape(folder / "model.gguf", plan.shape)
+    with ExitStack() as stack:
+        loaded = stack.enter_context(
+            LoadedModel.open(model, n_slot=max(plan.n_steps), n_ctx=64, n_threads=1),
+        )
+        relay, tokens = stack.enter_context(kvasir_relay(folder))
+        worker = stack.enter_context(_worker(loaded, folder, relay.url, tokens[Role.WORKER]))
+        hello = replace(loaded.hello(), token=tokens[Role.BACKBONE])
+        edges = stack.enter_context(EdgePool([], hello, relays=FixedDirectory({"bench": relay.url})))
+        _wait_for_a_worker(edges)
+        return _rounds(loaded, edges, [psutil.Process(relay.pid), psutil.Process(worker.pid)], plan)
+
+
+def _rounds(loaded: LoadedModel, edges: Transport, others: Sequence[psutil.Process], plan: Plan) -> Rounds:
+    rounds: Rounds = {batch: [] for batch in plan.n_steps}
+    for number in range(plan.n_rounds + 1):
+        for batch, n_steps in plan.n_steps.items():
+            alone, expected = _run(loaded, NoWorkers(), [], batch, n_steps)
+            sharded, token_ids = _run(loaded, edges, others, batch, n_steps)
+            if token_ids != expected:
+                raise RuntimeError("the tokens through the relay are not the in-process run's")
+            if number:  # the first round warms up
+                rounds[batch].append((alone, sharded))
+    return rounds
+
+
+def _run(
+    loaded: LoadedModel, transport: Transport, others: Sequence[psutil.Process], batch: int, n_steps: int
+) -> tuple[Cost, list[list[int]]]:
+    prompts = [[(31 * row + 17 * column) % 251 + 1 for column in range(N_PROMPT)] for row in range(batch)]
+    before = sum(map(_cpu_s, others))
+    run = decode(loaded, transport, prompts, n_steps + 1)
+    # the step that reads the prompts is in the other processes' part: its share is that of its rows
+    share = n_steps / (n_steps + N_PROMPT)
+    other_s = (sum(map(_cpu_s, others)) - before) * share
+    if others and run.n_fallback:
+        raise RuntimeError(f"{run.n_fallback} pairs were not computed by the worker")
+    return Cost(run.seconds, run.cpu_s + other_s), run.token_ids
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user) + float(times.system)
+
+
+@contextmanager
+def _worker(loaded: LoadedModel, folder: Path, url: str, token: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A worker process with one thread that holds every expert and joins the relay."""
+    ranges = [ExpertRange(layer, 0, loaded.card.n_expert) for layer in loaded.card.moe_layers]
+    write_slice(plan_slice(loaded.index, loaded.card, ranges), folder / "all.gguf")
+    token_file = folder / "token.txt"
+    token_file.write_text(token)
+    command = [sys.executable, "-m", "kvasir.worker", "join", url, "--token-file", str(token_file)]
+    with (folder / "worker.log").open("wb") as log:
+        process = subprocess.Popen(
+            [*command, "--slice", str(folder / "all.gguf"), "--threads", "1"], stdout=log, stderr=log
+        )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _wait_for_a_worker(edges: EdgePool) -> None:
+    end = time.monotonic() + START_DEADLINE_S
+    while not edges.live():
+        if time.monotonic() > end:
+            raise RuntimeError(f"no worker has joined within {START_DEADLINE_S:g} s")
+        time.sleep(0.05)
+
+
+def overhead_pct(pairs: Sequence[tuple[Cost, Cost]], kind: str) -> float:
+    """Median over rounds of what the way through the relay costs more, in per cent."""
+    ratios = [getattr(sharded, kind) / getattr(alone, kind) for alone, sharded in pairs]
+    return 100 * (float(statistics.median(ratios)) - 1)
+
+
+def as_keys(rounds: Rounds) -> dict[str, Any]:
+    """The figures under the names that they are published with."""
+    return {
+        **{f"overhead_pct_{batch}": round(overhead_pct(pairs, "wall_s"), 2) for batch, pairs in rounds.items()},
+        **{f"overhead_cpu_pct_{batch}": round(overhead_pct(pairs, "cpu_s"), 2) for batch, pairs in rounds.items()},
+        "machine": describe_machine(),
+        "commit": describe_commit(),
+    }
+
+
+def as_table(rounds: Rounds) -> str:
+    """The figures for people."""
+    lines = [f"{'batch':<8}{'wall overhead':>16}{'CPU overhead':>16}"]
+    for batch, pairs in rounds.items():
+        lines.append(f"{batch:<8}{overhead_pct(pairs, 'wall_s'):>14.1f} %{overhead_pct(pairs, 'cpu_s'):>14.1f} %")
+    return "\n".join([*lines, f"{describe_machine()}, commit {describe_commit()}"])
+
+
+if __name__ == "__main__":
+    main()
