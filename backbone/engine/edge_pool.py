@@ -187,8 +187,9 @@ class EdgePool:
             problem = member.problem if member is not None else "it has left its relay"
             raise EdgeError(f"worker {worker_id} is not connected: {problem}")
         call = edge.dispatch(layer, rows, row_format, pair_rows, pair_ids, deadline_s=deadline_s, reply=self._reply)
+        stop = member.meter.start(len(pair_ids), rows.nbytes)
         future = asyncio.run_coroutine_threadsafe(call, self._loop)
-        member.meter.watch(len(pair_ids), rows.nbytes, future)
+        future.add_done_callback(stop)
         future.add_done_callback(lambda done: self._note_success(member, done))
         return future
 

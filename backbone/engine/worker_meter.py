@@ -27,8 +27,12 @@ class WorkerMeter:
         """A look without waiting."""
         return self._measured
 
-    def watch(self, n_pairs: int, n_bytes: int, future: Future[Any]) -> None:
-        """Count a dispatch that leaves now, until `future` ends; only a result counts as an answer."""
+    def start(self, n_pairs: int, n_bytes: int) -> Callable[[Future[Any]], None]:
+        """Count a dispatch that leaves now. What is returned is called when it ends; only a result counts as an answer.
+
+        Called before the dispatch is on its way: on a busy machine its answer may be there before this thread goes on,
+        and an answer that seems to take no time at all makes patience with all later ones too short.
+        """
         with self._lock:
             expected_s = self._measured.expected_s(n_pairs)
             self._measured = self._measured.after_sent(n_pairs, n_bytes)
@@ -42,4 +46,4 @@ class WorkerMeter:
                 if not done.cancelled() and done.exception() is None:
                     self._measured = self._measured.after_answer(n_pairs_ahead, seconds, expected_s)
 
-        future.add_done_callback(stop)
+        return stop

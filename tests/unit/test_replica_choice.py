@@ -163,8 +163,8 @@ def test_a_meter_counts_what_is_under_way_and_only_answers_as_answers() -> None:
     meter = WorkerMeter(lambda: now[0])
     first: Future[int] = Future()
     second: Future[int] = Future()
-    meter.watch(4, 1000, first)
-    meter.watch(6, 500, second)
+    first.add_done_callback(meter.start(4, 1000))
+    second.add_done_callback(meter.start(6, 500))
     assert (meter.measured.n_pairs_under_way, meter.measured.n_bytes_under_way) == (10, 1500)
     now[0] = 100.25
     first.set_result(1)
@@ -172,3 +172,14 @@ def test_a_meter_counts_what_is_under_way_and_only_answers_as_answers() -> None:
     assert meter.measured.base_s == 0.25
     second.set_exception(TimeoutError())
     assert (meter.measured.n_pairs_under_way, meter.measured.n_answers) == (0, 1)
+
+
+def test_an_answer_that_is_there_before_anyone_waits_is_timed_from_its_dispatch() -> None:
+    now = [100.0]
+    meter = WorkerMeter(lambda: now[0])
+    stop = meter.start(4, 1000)
+    now[0] = 100.25
+    done: Future[int] = Future()
+    done.set_result(1)
+    done.add_done_callback(stop)
+    assert meter.measured.base_s == 0.25
