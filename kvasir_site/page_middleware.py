@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from django.http import HttpRequest
     from django.http.response import HttpResponseBase
 
-PROGRAMS = ("/v1/", "/api/", "/static/", "/healthz", "/readyz", "/metrics")
+PROGRAMS = ("/v1/", "/api/", "/static/", "/healthz", "/readyz", "/metrics", "/live")
 
 
 def is_for_people(request: HttpRequest) -> bool:

@@ -1,0 +1,182 @@
+"""What the operator's page shows, read from SQL, Redis and the model's file. Called by `views_operator` in a thread.
+
+It changes nothing. Lists are bounded: pages of nodes, the newest quarantines, the newest evidence of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from django.conf import settings
+from django.core.paginator import Page, Paginator
+from django.db.models import Q
+from django.utils import timezone
+from redis.exceptions import RedisError
+
+from frontend.live_readings import Readings, read_swarm
+from kvasir.byte_sizes import format_size
+from market.errors import MarketError
+from market.model_facts import site_model
+from market.models import NodeToken
+from market.service import service
+from market.trust_store import SavedTrust, evidence_of, trust_of
+from market.work_models import NodeTrust
+
+NODES_PER_PAGE = 50
+MOST_QUARANTINED = 100
+MOST_EVIDENCE = 5
+LONGEST_SEARCH = 100
+_NEW = SavedTrust()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRow:
+    """A node: its row, what it is known for, and what it does now."""
+
+    token: NodeToken
+    trust: SavedTrust
+    is_live: bool
+    n_experts: int
+    rows_per_s: float
+
+    @property
+    def state(self) -> str:
+        """The word that says most: revoked, expired, quarantined, live or away."""
+        if self.token.revoked is not None:
+            return "revoked"
+        if self.token.expires is not None and self.token.expires <= timezone.now():
+            return "expired"
+        if self.trust.quarantined:
+            return "quarantined"
+        return "live" if self.is_live else "away"
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantined:
+    """A node in quarantine and what was proven, the newest first."""
+
+    node_id: str
+    failures: int
+    since: datetime
+    evidence: Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerGroup:
+    """Consecutive layers that are alike. Sizes are for people."""
+
+    first: int
+    last: int
+    n_expert: int
+    types: str
+    expert_size: str
+    layer_size: str
+    kernel: str
+
+
+def live_readings() -> tuple[Readings | None, str]:
+    """The swarm now, or why it cannot be seen."""
+    try:
+        return read_swarm(service()), ""
+    except MarketError as error:
+        return None, str(error)
+    except RedisError as error:
+        return None, f"{type(error).__name__}: {error}"
+
+
+def nodes_page(search: str, number: str, readings: Readings | None) -> tuple[Page[NodeToken], list[NodeRow]]:
+    """A page of nodes, the newest first, those whose id, name or account contain `search`."""
+    wanted = search.strip()[:LONGEST_SEARCH]
+    found = NodeToken.objects.select_related("account").order_by("-created", "-id")
+    if wanted:
+        found = found.filter(
+            Q(public_id__startswith=wanted) | Q(name__icontains=wanted) | Q(account__public_id__startswith=wanted)
+        )
+    page = Paginator(found, NODES_PER_PAGE).get_page(number)
+    tokens = list(page.object_list)
+    trust = trust_of(token.public_id for token in tokens)
+    return page, [_row(token, trust.get(token.public_id, _NEW), readings) for token in tokens]
+
+
+def quarantined_nodes() -> list[Quarantined]:
+    """Nodes that proven lies keep out, the last one first."""
+    rows = list(NodeTrust.objects.filter(quarantined=True).order_by("-changed")[:MOST_QUARANTINED])
+    evidence = evidence_of([row.node_id for row in rows], MOST_EVIDENCE)
+    return [
+        Quarantined(row.node_id, row.failures, row.changed, [_shown(item) for item in evidence.get(row.node_id, [])])
+        for row in rows
+    ]
+
+
+def model_facts() -> dict[str, Any]:
+    """The model and how it is cut, or {"problem": why not}."""
+    try:
+        model = site_model()
+    except MarketError as error:
+        return {"problem": str(error)}
+    card = model.card
+    experts = sum(size * card.n_expert for size in model.facts.expert_bytes)
+    return {
+        "name": model.facts.name,
+        "fingerprint": card.fingerprint,
+        "architecture": card.architecture,
+        "n_layer": card.n_layer,
+        "n_moe_layer": len(card.layers),
+        "n_expert": card.n_expert,
+        "n_used": card.n_used,
+        "d_model": card.d_model,
+        "d_ff": card.d_ff,
+        "file_size": format_size(card.n_bytes),
+        "expert_size": format_size(experts),
+        "layers": _groups(model.facts.kernels, card),
+        "downloads_of_a_node": settings.KVASIR_SLICE_DOWNLOADS,
+        "downloads_of_all": settings.KVASIR_SLICE_DOWNLOADS_ALL,
+        "bytes_per_s": format_size(settings.KVASIR_SLICE_BYTES_PER_S) if settings.KVASIR_SLICE_BYTES_PER_S else "",
+        "origin": settings.KVASIR_ORIGIN_URL,
+    }
+
+
+def _row(token: NodeToken, trust: SavedTrust, readings: Readings | None) -> NodeRow:
+    covering = {} if readings is None else {item.worker_id: item for item in readings.coverage.workers}
+    seen = None if readings is None else readings.by_node.get(token.public_id)
+    covers = covering.get(token.public_id)
+    return NodeRow(
+        token,
+        trust,
+        is_live=covers is not None or seen is not None,
+        n_experts=0 if covers is None else sum(item.n_experts for item in covers.ranges),
+        rows_per_s=0.0 if seen is None else seen.rows_per_s,
+    )
+
+
+def _shown(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Evidence with a moment in place of its seconds."""
+    return {**facts, "at": datetime.fromtimestamp(float(facts["at"]), UTC)}
+
+
+def _groups(kernels: Sequence[str], card: Any) -> list[LayerGroup]:
+    groups: list[LayerGroup] = []
+    for layer in card.layers:
+        here = LayerGroup(
+            layer.layer,
+            layer.layer,
+            card.n_expert,
+            _types(layer.gate_type.name, layer.up_type.name, layer.down_type.name),
+            format_size(layer.expert_bytes),
+            format_size(layer.expert_bytes * card.n_expert),
+            kernels[layer.layer] if kernels else "",
+        )
+        before = groups[-1] if groups else None
+        if before is not None and before == replace(here, first=before.first, last=layer.layer - 1):
+            groups[-1] = replace(here, first=before.first)
+        else:
+            groups.append(here)
+    return groups
+
+
+def _types(gate: str, up: str, down: str) -> str:
+    names: Iterable[str] = (gate, down) if gate == up else (gate, up, down)
+    return " / ".join(names)

@@ -1,0 +1,61 @@
+"""What staff may do to nodes from the operator's page: take one back, end a quarantine. `kvasir_site.urls` mounts them.
+
+Forms of signed-in staff alone, checked by Django's session and CSRF. Each answers with a redirect to where the form
+was, saying what was done. Views block on SQL and Redis; Django runs them in a thread.
+"""
+
+from __future__ import annotations
+
+from urllib.parse import urlencode
+
+from django.contrib.admin.views.decorators import staff_member_required
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.utils.http import url_has_allowed_host_and_scheme
+from django.views.decorators.http import require_POST
+
+from kvasir.errors import ConfigError
+from market import tokens, trust_store
+from market.errors import MarketError
+from market.service import service
+
+
+@require_POST
+@staff_member_required
+def revoke(request: HttpRequest, node_id: str) -> HttpResponse:
+    """Take a node back: its token counts no more, and its coverage and promises end at once."""
+    try:
+        tokens.revoke(node_id)
+    except ConfigError as error:
+        raise Http404(str(error)) from error
+    _take_out(node_id)
+    return _back(request, "revoked", node_id)
+
+
+@require_POST
+@staff_member_required
+def release(request: HttpRequest, node_id: str) -> HttpResponse:
+    """End a node's quarantine; backbones hear of it in seconds, and it begins unproven."""
+    try:
+        trust_store.release(node_id)
+    except ConfigError:
+        return _back(request, "not_quarantined", node_id)
+    service().memory.forget_node(node_id)
+    return _back(request, "released", node_id)
+
+
+def _take_out(node_id: str) -> None:
+    market = service()
+    market.memory.forget_node(node_id)
+    try:
+        participation = market.participation()
+    except MarketError:  # a site without a model has no coverage to take it out of
+        return
+    participation.store.leave(node_id)
+
+
+def _back(request: HttpRequest, done: str, node_id: str) -> HttpResponse:
+    """To the page that the form names, if it is one of this site's."""
+    place = request.POST.get("next", "/")
+    if not url_has_allowed_host_and_scheme(place, {request.get_host()}, require_https=request.is_secure()):
+        place = "/"
+    return HttpResponseRedirect(f"{place.partition('?')[0]}?{urlencode({'done': done, 'node': node_id})}")
