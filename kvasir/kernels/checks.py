@@ -50,7 +50,7 @@ def check_range(what: str, numbers: Pairs, stop: int) -> None:
 
 def check_packed_rows(rows: EncodedRows) -> None:
     """Packed KX1 rows [n, blocks * 261] must hold no code of -128 and no multiplier of 0."""
-    blocks = rows.reshape(len(rows), -1, 261)
+    blocks = rows.reshape(len(rows), rows.shape[1] // 261, 261)
     multipliers = blocks[..., 256:260]
     bad_code = (blocks[..., :256] == 0x80).any(axis=(1, 2))
     bad_multiplier = ((multipliers & 15 == 0) | (multipliers < 16)).any(axis=(1, 2))

@@ -25,7 +25,7 @@ from kvasir.kernels.gpu_call import SlotSet
 from kvasir.kernels.gpu_device import GpuDevice, GpuError
 from kvasir.kernels.gpu_shaders import ROW_PROGRAMS, Program, matrix_programs
 from kvasir.kernels.gpu_tables import PlacedExpert, Tunables, call_tables
-from kvasir.kernels.gpu_weights import GpuWeights
+from kvasir.kernels.gpu_weights import GpuWeights, expert_bytes
 from kvasir.kernels.selftest import self_test
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ class GpuKX1Kernel:
         self._sets = deque(SlotSet(device) for _ in range(SLOT_SETS))
         self._lock = threading.Lock()
         self._numbers = itertools.count()
+        self._forgotten: deque[int] = deque()
         device.use(self.tunables.lanes, device.has_packed_dot)
         self._compile(ROW_PROGRAMS)
 
@@ -76,8 +77,13 @@ class GpuKX1Kernel:
         return kernel_fingerprint(KX1_NAME, KX1_VERSION, digest)
 
     def refusal(self, experts: LayerExperts) -> str | None:
-        """Why KX1 cannot compute these experts, or None."""
-        return self._cpu.refusal(experts)
+        """Why KX1 cannot compute these experts on this device, or None."""
+        reason = self._cpu.refusal(experts)
+        n_bytes = expert_bytes(experts)
+        if reason is None and n_bytes > self.device.arena_bytes:
+            most = self.device.arena_bytes
+            reason = f"layer {experts.layer}: an expert has {n_bytes} bytes; this GPU can bind {most}"
+        return reason
 
     def load(self, experts: LayerExperts) -> LoadedGpuExperts:
         """Compile what these experts need; their weights go up when they are first computed."""
@@ -108,9 +114,11 @@ class GpuKX1Kernel:
             self.device.use(tunables.lanes, self.device.has_packed_dot)
 
     def forget(self, number: int) -> None:
-        """Free the memory of a loaded layer that is not used any more."""
-        with self._lock:
-            self.weights.forget(number)
+        """Free the memory of a loaded layer that is not used any more, before the next call.
+
+        It takes no lock: the garbage collector calls it, in the middle of anything.
+        """
+        self._forgotten.append(number)
 
     def run(
         self, experts: LayerExperts, number: int, rows: EncodedRows, pair_rows: Pairs, pair_ids: Pairs
@@ -119,6 +127,8 @@ class GpuKX1Kernel:
         outputs = np.empty((len(pair_ids), experts.d_model), np.float32)
         under_way: deque[tuple[SlotSet, npt.NDArray[np.intp]]] = deque()
         with self._lock:
+            while self._forgotten:
+                self.weights.forget(self._forgotten.popleft())
             try:
                 for part in self._parts(experts, number, pair_ids):
                     if len(under_way) == SLOT_SETS:
@@ -166,7 +176,7 @@ class GpuKX1Kernel:
                 break
             placed.append(found)
         if not placed:
-            raise KernelError("the memory that the GPU may use holds no expert; allow more")
+            raise GpuError("the memory that the GPU may use holds no expert; allow more")
         n_pairs = int(counts[: len(placed)].sum())
         return _Part(pairs[:n_pairs], placed, [int(count) for count in counts[: len(placed)]])
 
@@ -191,7 +201,7 @@ class LoadedGpuExperts:
     def __init__(self, kernel: GpuKX1Kernel, experts: LayerExperts, number: int) -> None:
         self._kernel, self._experts, self._number = kernel, experts, number
         self._row_bytes = kernel.row_bytes(experts.d_model)
-        weakref.finalize(self, kernel.forget, number)
+        weakref.finalize(self, kernel.forget, number).atexit = False
 
     @property
     def layer(self) -> int:

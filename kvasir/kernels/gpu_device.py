@@ -151,7 +151,9 @@ class GpuDevice:
 
     def bind(self, buffers: Bindings) -> Any:
         """A bind group of these buffers."""
-        entries = [{"binding": i, "resource": {"buffer": b, "offset": 0}} for i, b in enumerate(buffers)]
+        entries: list[dict[str, Any]] = [
+            {"binding": i, "resource": {"buffer": b, "offset": 0}} for i, b in enumerate(buffers)
+        ]
         entries[-1]["resource"]["size"] = 4 * SHAPE_WORDS
         with driver_errors("binding buffers"):
             return self._device.create_bind_group(layout=self._layout, entries=entries)

@@ -44,17 +44,14 @@ class GpuWeights:
     def place(self, key: Key, experts: LayerExperts, pinned: AbstractSet[Key]) -> PlacedExpert | None:
         """Where an expert is; it is uploaded when it is not there. None when only `pinned` experts could make room.
 
-        Raises KernelError for a scale that is not finite and for an expert larger than an arena.
+        Raises KernelError for a scale that is not finite, GpuError when the device has no memory at all.
         """
         if key in self._held:
             self._held.move_to_end(key)
             return self._held[key][1]
         matrices = [stack.expert(key[1]) for stack in (experts.gate, experts.up, experts.down)]
-        n_bytes = sum(_padded(matrix) for matrix in matrices)
-        if n_bytes > self._device.arena_bytes:
-            raise KernelError(f"an expert has {n_bytes} bytes; this GPU binds {self._device.arena_bytes} at most")
         exponents = [self._exponent(experts, key[1], i, matrix) for i, matrix in enumerate(matrices)]
-        piece = self._room(n_bytes, pinned)
+        piece = self._room(expert_bytes(experts), pinned)
         if piece is None:
             return None
         placed = self._upload(piece, matrices, exponents)
@@ -79,7 +76,7 @@ class GpuWeights:
         for matrix, exponent in zip(matrices, exponents, strict=True):
             self._write(piece.arena, offset, matrix)
             placed.append(PlacedMatrix(matrix.quant_type, offset, exponent))
-            offset += _padded(matrix)
+            offset += _aligned(len(matrix.data))
         self.n_uploads += 1
         return PlacedExpert(piece.arena, *placed)
 
@@ -119,5 +116,10 @@ class GpuWeights:
         return True
 
 
-def _padded(matrix: WeightMatrix) -> int:
-    return -(-len(matrix.data) // MATRIX_ALIGNMENT) * MATRIX_ALIGNMENT
+def expert_bytes(experts: LayerExperts) -> int:
+    """Bytes that one expert of a layer takes in an arena."""
+    return sum(_aligned(stack.data.shape[1]) for stack in (experts.gate, experts.up, experts.down))
+
+
+def _aligned(n_bytes: int) -> int:
+    return -(-n_bytes // MATRIX_ALIGNMENT) * MATRIX_ALIGNMENT

@@ -14,6 +14,7 @@ from functools import cache
 from kvasir.errors import ConfigError, KernelError
 from kvasir.experts import LayerExperts
 from kvasir.kernels.api import ExpertKernel
+from kvasir.kernels.backend import CPU, Backend, on_backend
 from kvasir.kernels.fingerprint import FLOAT_NAME, KX1_NAME
 
 ISA_VARIABLE = "KVASIR_ISA"
@@ -33,20 +34,20 @@ def wanted_isa() -> str | None:
     return value or None
 
 
-def kernel_named(name: str, n_threads: int | None = None) -> ExpertKernel:
-    """The kernel "kx1" or "float", with `n_threads` threads (None: every usable core; numpy has one).
+def kernel_named(name: str, n_threads: int | None = None, backend: Backend = CPU) -> ExpertKernel:
+    """The kernel "kx1" or "float", with `n_threads` threads (None: every usable core; numpy has one), on a backend.
 
     The same one for each call of the same arguments while KVASIR_ISA stays the same.
 
-    Raises ConfigError for an unknown name, an unknown KVASIR_ISA or one that this CPU cannot run, KernelError when
-    KVASIR_ISA asks for native code that is not built.
+    Raises ConfigError for an unknown name, an unknown KVASIR_ISA or one that this CPU cannot run, and for a GPU that
+    is not there; KernelError when KVASIR_ISA asks for native code that is not built.
     """
     if name not in _FACTORIES:
         raise ConfigError(f"kernel {name!r} is not known; it must be one of {', '.join(_FACTORIES)}")
-    return _made(name, wanted_isa(), n_threads)
+    return _made(name, wanted_isa(), n_threads, backend)
 
 
-def kernel_for(layers: Iterable[LayerExperts], n_threads: int | None = None) -> ExpertKernel:
+def kernel_for(layers: Iterable[LayerExperts], n_threads: int | None = None, backend: Backend = CPU) -> ExpertKernel:
     """The kernel for all these layers: KX1 when it can compute every one of them, else the float kernel.
 
     Raises KernelError with both reasons when neither can, ConfigError as `kernel_named` does.
@@ -57,7 +58,7 @@ def kernel_for(layers: Iterable[LayerExperts], n_threads: int | None = None) -> 
         kernel = kernel_named(name, n_threads)
         reason = next((refusal for layer in held if (refusal := kernel.refusal(layer)) is not None), None)
         if reason is None:
-            return kernel
+            return kernel_named(name, n_threads, backend)
         reasons.append(f"{name}: {reason}")
     raise KernelError(f"no kernel can compute these experts ({'; '.join(reasons)})")
 
@@ -93,5 +94,7 @@ _FACTORIES: dict[str, Callable[[str | None, int | None], ExpertKernel]] = {
 
 
 @cache
-def _made(name: str, isa: str | None, n_threads: int | None) -> ExpertKernel:
+def _made(name: str, isa: str | None, n_threads: int | None, backend: Backend) -> ExpertKernel:
+    if backend != CPU:
+        return on_backend(_made(name, isa, n_threads, CPU), backend)
     return _FACTORIES[name](isa, n_threads)

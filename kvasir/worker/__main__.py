@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(config, AgentConfig):
             asyncio.run(_work(config))
             return 0
-        holdings = open_holdings(config.slice_path, config.kernel, config.n_threads)
+        holdings = open_holdings(config.slice_path, config.kernel, config.n_threads, config.backend)
         asyncio.run(_join(config, holdings) if config.relay_url else _serve(config, holdings))
     except KvasirError as error:
         sys.stderr.write(f"kvasir-worker: {error}\n")

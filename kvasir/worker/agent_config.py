@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from kvasir.budget import WORKER_OVERHEAD_BYTES
 from kvasir.byte_sizes import format_size, parse_size
 from kvasir.errors import ConfigError
+from kvasir.kernels.backend import CPU, Backend
 from kvasir.relay_directory import checked_url
 
 LONGEST_REGION = 40  # docs/market.md
@@ -35,6 +36,7 @@ class AgentConfig:
     kernel: str = "auto"
     n_threads: int | None = None
     json: bool = False
+    backend: Backend = CPU
 
     @property
     def room_bytes(self) -> int:
@@ -75,9 +77,19 @@ def agent_config(options: argparse.Namespace, token: str) -> AgentConfig:
         relay_url=checked_url(options.relay) if options.relay else "",
         token=token,
         kernel=options.kernel,
+        backend=chosen_backend(options),
         n_threads=options.threads,
         json=options.json,
     )
+
+
+def chosen_backend(options: argparse.Namespace) -> Backend:
+    """What --backend and --gpu-memory ask for. Raises ConfigError for a size without a GPU to bound."""
+    if options.gpu_memory is None:
+        return Backend(options.backend)
+    if options.backend == CPU.kind:
+        raise ConfigError(f"--gpu-memory {options.gpu_memory} needs --backend gpu or --backend auto")
+    return Backend(options.backend, parse_size(options.gpu_memory))
 
 
 def checked_site(url: str) -> str:

@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from functools import partial
 
 import httpx
 
@@ -19,6 +20,7 @@ from kvasir.worker.agent_fetch import Fetcher
 from kvasir.worker.agent_options import AgentOptions, Surroundings
 from kvasir.worker.agent_report import report_for
 from kvasir.worker.agent_state import StateDirectory
+from kvasir.worker.holdings import join_holdings
 from kvasir.worker.market_client import MarketClient
 from kvasir.worker.node_credentials import given_credentials
 from kvasir.worker.slice_http import make_client
@@ -50,6 +52,7 @@ async def run_agent(config: AgentConfig, stop: Callable[[], asyncio.Future[str]]
                 make_edge=lambda changed: AgentEdge(edge_config(config.n_threads, config.kernel), changed),
                 clock=time.monotonic,
                 jitter=random.random,
+                open_slices=partial(join_holdings, backend=config.backend),
             )
             agent = Agent(_options(config), world, given_credentials(config.token) if config.token else None)
             stop().add_done_callback(lambda done: agent.stop(done.result()))
@@ -57,7 +60,8 @@ async def run_agent(config: AgentConfig, stop: Callable[[], asyncio.Future[str]]
 
 
 def _options(config: AgentConfig) -> AgentOptions:
-    facts = [("os", platform.system()), ("device_kind", "cpu"), ("backend", "native")]
+    device_kind = "cpu" if config.backend.kind == "cpu" else "gpu"
+    facts = [("os", platform.system()), ("device_kind", device_kind), ("backend", "native")]
     if config.region:
         facts.append(("region", config.region))
     return AgentOptions(

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvasir.errors import ConfigError
+from kvasir.kernels.backend import BACKENDS, CPU, Backend
 from kvasir.relay_directory import checked_url
-from kvasir.worker.agent_config import AgentConfig, add_agent_options, agent_config
+from kvasir.worker.agent_config import AgentConfig, add_agent_options, agent_config, chosen_backend
 
 KERNELS = ("auto", "kx1", "float")
 MIB = 1024 * 1024
@@ -59,6 +60,7 @@ class WorkerConfig:
     json: bool = False
     relay_url: str = ""  # to join instead of listening
     token: str = field(default="", repr=False)
+    backend: Backend = CPU
     deadlines: Deadlines = field(default_factory=Deadlines)
 
     @property
@@ -105,6 +107,7 @@ def _worker_config(options: argparse.Namespace) -> WorkerConfig:
         port=port,
         n_threads=options.threads,
         kernel=options.kernel,
+        backend=chosen_backend(options),
         max_clients=options.max_clients,
         max_inflight_mb=options.max_inflight_mb,
         json=options.json,
@@ -196,6 +199,15 @@ def _add_options(serve: argparse.ArgumentParser, *, is_slice_needed: bool) -> No
         choices=KERNELS,
         default="auto",
         help="kx1: exact integers; float: dequantised; auto (default): kx1 when it can compute the slice",
+    )
+    serve.add_argument(
+        "--backend",
+        choices=BACKENDS,
+        default="cpu",
+        help="cpu (default); gpu (pip install kvasir[gpu]); auto: a GPU where there is one and where it is faster",
+    )
+    serve.add_argument(
+        "--gpu-memory", metavar="SIZE", help="GPU memory for experts, such as 4GiB (default: what the slice needs)"
     )
     serve.add_argument(
         "--max-clients", type=int, default=8, metavar="N", help="backbones at once (default %(default)s)"

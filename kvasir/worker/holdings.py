@@ -15,6 +15,7 @@ from kvasir.errors import ConfigError
 from kvasir.expert_ranges import merge_ranges
 from kvasir.experts import ExpertRange
 from kvasir.kernels.api import ExpertKernel, LoadedExperts
+from kvasir.kernels.backend import CPU, Backend
 from kvasir.slice_file import SliceFile
 from kvasir.worker.joined_experts import JoinedExperts
 from kvasir.worker.kernel_choice import choose_kernel
@@ -38,19 +39,19 @@ class Holdings:
         return sum(item.n_experts for item in self.ranges)
 
 
-def open_holdings(path: Path, kernel: str, n_threads: int | None) -> Holdings:
+def open_holdings(path: Path, kernel: str, n_threads: int | None, backend: Backend = CPU) -> Holdings:
     """Open a slice and load it into the kernel of this name ("auto": the best that can).
 
     Raises ConfigError when the kernel cannot compute this slice, SliceError or GGUFError for an unsound file,
     KernelError when the kernel does not pass its self-test.
     """
-    return join_holdings([path], kernel, n_threads)
+    return join_holdings([path], kernel, n_threads, backend)
 
 
-def join_holdings(paths: Sequence[Path], kernel: str, n_threads: int | None) -> Holdings:
+def join_holdings(paths: Sequence[Path], kernel: str, n_threads: int | None, backend: Backend = CPU) -> Holdings:
     """Open slices of one model that share no expert, as one. Raises as `open_holdings` does."""
     files = [SliceFile.open(path) for path in paths]
-    chosen = choose_kernel(kernel, [experts for file in files for experts in file.layers.values()], n_threads)
+    chosen = choose_kernel(kernel, [experts for file in files for experts in file.layers.values()], n_threads, backend)
     for file in files:
         _check(file, files[0], chosen, kernel)
     ranges = merge_ranges(item for file in files for item in file.ranges)

@@ -11,25 +11,29 @@ from dataclasses import dataclass
 from kvasir.experts import LayerExperts
 from kvasir.kernels import native
 from kvasir.kernels.api import ExpertKernel
+from kvasir.kernels.backend import CPU, Backend
 from kvasir.kernels.fingerprint import FLOAT_NAME
 from kvasir.kernels.registry import NUMPY, kernel_for, kernel_named, wanted_isa
 
 KX1_KEPT_BYTES = 72 * 1024 * 1024  # working memory that the C library keeps: SCRATCH_KEPT_BYTES of its scratch.h
 
 
-def choose_kernel(name: str, experts: Sequence[LayerExperts], n_threads: int | None) -> ExpertKernel:
-    """The kernel of this name, or with "auto" the best one for these experts.
+def choose_kernel(
+    name: str, experts: Sequence[LayerExperts], n_threads: int | None, backend: Backend = CPU
+) -> ExpertKernel:
+    """The kernel of this name, or with "auto" the best one for these experts, on a backend.
 
-    Raises ConfigError for an unknown name or a bad KVASIR_ISA, KernelError when no kernel can compute the experts.
+    Raises ConfigError for an unknown name, a bad KVASIR_ISA or a GPU that is not there, KernelError when no kernel can
+    compute the experts.
     """
-    return kernel_for(experts, n_threads) if name == "auto" else kernel_named(name, n_threads)
+    return kernel_for(experts, n_threads, backend) if name == "auto" else kernel_named(name, n_threads, backend)
 
 
 @dataclass(frozen=True, slots=True)
 class KernelFacts:
     """How a kernel runs here."""
 
-    build: str  # the instruction set, "native" for the float kernel in C, or "numpy"
+    build: str  # the instruction set or the GPU, "native" for the float kernel in C, or "numpy"
     n_threads: int
     kept_bytes: int  # memory that it may keep between calls, beside the mapped slice
 

@@ -6,6 +6,7 @@ Texts are put together from the product's shader files and a small `main` of the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -109,14 +110,15 @@ class GpuParts:
     ) -> U32:
         nothing = np.zeros(8, np.uint32)
         weights, tasks, pairs = others or (nothing, nothing, nothing)
-        filled = []
+        filled: list[Any] = []
         for data in (weights, inputs, np.zeros(n_outputs, np.uint32), tasks, pairs):
             buffer = self.device.storage(data.nbytes)
             self.device.write(buffer, data)
             filled.append(buffer)
         uniforms, readback = self.device.uniforms(1), self.device.readback(4 * n_outputs)
         self.device.write_shapes(uniforms, [shape])
-        step = Step(pipeline, self.device.bind(Bindings(*filled, uniforms)), 0, groups)
+        bindings = Bindings(filled[0], filled[1], filled[2], filled[3], filled[4], uniforms)
+        step = Step(pipeline, self.device.bind(bindings), 0, groups)
         self.device.submit([step], (filled[2], readback, 4 * n_outputs))
         mapping = self.device.map_for_reading(readback, 4 * n_outputs)
         return self.device.read_mapped(readback, mapping, 4 * n_outputs).view(np.uint32)

@@ -1,4 +1,4 @@
-"""The packaging backend: setuptools, plus Kvasir's C library built into the wheel.
+"""The packaging backend: setuptools, plus Kvasir's C library and its GPU shaders in the wheel.
 
 `pip` calls it (see `[build-system]` in pyproject.toml). It asks for the `ziglang` wheel only where the system has no C
 compiler, and without any compiler it still installs, with a warning: everything then computes in numpy.
@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from setuptools import build_meta
-from setuptools.build_meta import build_sdist, prepare_metadata_for_build_editable, prepare_metadata_for_build_wheel
+from setuptools.build_meta import prepare_metadata_for_build_editable, prepare_metadata_for_build_wheel
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.dist import Distribution
 
 ROOT = Path(__file__).resolve().parents[2]
+SHADERS = ROOT / "frontend" / "static" / "kvasir" / "kernels" / "wgsl"
+PACKED_SHADERS = ROOT / "kvasir" / "kernels" / "wgsl"
 sys.path.insert(0, str(ROOT))
 
 from kvasir.errors import KernelError  # noqa: E402  (the source tree is not installed while it is being built)
@@ -76,6 +80,22 @@ def _build_library() -> bool:
     return True
 
 
+@contextmanager
+def _shaders_in_package() -> Iterator[None]:
+    """Keep copies of the page's shader files inside the package while it is being packed.
+
+    A source distribution has no page, but such copies already: they stay.
+    """
+    if not SHADERS.is_dir():
+        yield
+        return
+    shutil.copytree(SHADERS, PACKED_SHADERS, dirs_exist_ok=True)
+    try:
+        yield
+    finally:
+        shutil.rmtree(PACKED_SHADERS)
+
+
 def _use_platform_wheel() -> None:
     """Let setuptools tag the wheel for this platform: it holds a library that setuptools knows nothing about."""
     Distribution.has_ext_modules = lambda self: True
@@ -88,7 +108,14 @@ def build_wheel(wheel_directory: str, config_settings: Any = None, metadata_dire
     """Build the C library where there is a compiler, then the wheel around it."""
     if _build_library():
         _use_platform_wheel()
-    return str(build_meta.build_wheel(wheel_directory, config_settings, metadata_directory))
+    with _shaders_in_package():
+        return str(build_meta.build_wheel(wheel_directory, config_settings, metadata_directory))
+
+
+def build_sdist(sdist_directory: str, config_settings: Any = None) -> str:
+    """Setuptools' source distribution, with the shaders where a wheel made from it finds them."""
+    with _shaders_in_package():
+        return str(build_meta.build_sdist(sdist_directory, config_settings))
 
 
 def build_editable(wheel_directory: str, config_settings: Any = None, metadata_directory: str | None = None) -> str:

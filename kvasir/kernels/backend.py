@@ -1,0 +1,77 @@
+"""On what a worker computes: the CPU, a GPU, or whatever is faster for a call.
+
+Called by `registry`. The GPU's modules, and wgpu with them, are imported only when a GPU is asked for.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+
+from kvasir.errors import ConfigError, KernelError
+from kvasir.kernels.api import ExpertKernel
+from kvasir.kernels.fingerprint import KX1_NAME
+
+BACKENDS = ("cpu", "gpu", "auto")
+SOFTWARE_VARIABLE = "KVASIR_SOFTWARE_GPU"
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """What was asked for."""
+
+    kind: str = "cpu"  # one of BACKENDS
+    gpu_bytes: int | None = None  # GPU memory for experts; None: what they need
+
+    def __post_init__(self) -> None:
+        if self.kind not in BACKENDS:
+            raise ConfigError(f"backend {self.kind!r} is not known; it must be one of {', '.join(BACKENDS)}")
+
+
+CPU = Backend()
+
+
+def on_backend(cpu: ExpertKernel, backend: Backend) -> ExpertKernel:
+    """A kernel that computes as `cpu` does, on what was asked for.
+
+    "auto" is the CPU alone where there is no GPU that passes the self-test. Raises ConfigError for "gpu" there, and
+    for "gpu" with another kernel than KX1.
+    """
+    if backend.kind == "cpu":
+        return cpu
+    if cpu.name != KX1_NAME:
+        if backend.kind == "gpu":
+            raise ConfigError(f"--backend gpu computes with kernel {KX1_NAME}, not {cpu.name}")
+        return cpu
+    try:
+        return _with_gpu(cpu, backend)
+    except KernelError as error:
+        if backend.kind == "gpu":
+            raise ConfigError(f"--backend gpu: {error}") from error
+        logger.info("No GPU is used: %s", error)
+        return cpu
+
+
+def wants_software() -> bool:
+    """Whether KVASIR_SOFTWARE_GPU asks for a GPU that the CPU plays, for tests; raises ConfigError for odd values."""
+    value = os.environ.get(SOFTWARE_VARIABLE, "")
+    if value not in {"", "0", "1"}:
+        raise ConfigError(f"{SOFTWARE_VARIABLE} is {value!r}; it must be 1, 0 or unset")
+    return value == "1"
+
+
+def _with_gpu(cpu: ExpertKernel, backend: Backend) -> ExpertKernel:
+    from kvasir.kernels.gpu import GpuKX1Kernel
+    from kvasir.kernels.gpu_device import open_device
+    from kvasir.kernels.gpu_or_cpu import GpuOrCpuKernel
+    from kvasir.kernels.gpu_tunables import tune
+
+    gpu = GpuKX1Kernel(open_device(wants_software()), cpu, backend.gpu_bytes)
+    if gpu.fingerprint != cpu.fingerprint:
+        raise KernelError(f"the GPU has fingerprint {gpu.fingerprint}, the CPU {cpu.fingerprint}")
+    if not gpu.device.is_software:
+        tune(gpu)
+    return GpuOrCpuKernel(gpu, cpu, is_measured=backend.kind == "auto")
