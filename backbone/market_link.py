@@ -67,7 +67,7 @@ class MarketLink:
             reply_format=ReplyFormat(settings.reply),
             node_of=self.node_of,
         )
-        self.records = RecordKeeper(client, self.guard.exposures)
+        self.records = RecordKeeper(client, self.guard.exposures, node_of=self.node_of)
         self._flusher = ReceiptFlusher(
             backbone_id,
             self.guard.receipts.drain,

@@ -75,12 +75,14 @@ class RecordKeeper:
         client: Redis,
         exposures: ExposureBook,
         *,
+        node_of: Callable[[str], str] = str,
         max_records: int = MAX_RECORDS,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """`now` gives unix seconds."""
+        """`node_of` says which node a worker of a trace is; `now` gives unix seconds."""
         self._script = client.register_script(_KEEP)
         self._exposures = exposures
+        self._node_of = node_of
         self._records = _Shelf(record_key, RECORDS, RECORD_KEEP_S, max_records)
         self._traces = _Shelf(trace_key, TRACES, TRACE_KEEP_S, MAX_TRACES)
         self._now = now
@@ -111,7 +113,7 @@ class RecordKeeper:
             if request is not None and isinstance(event, Done | Failed):
                 trace = self._traced.pop(request_id, None)
                 if trace is not None:
-                    self._write(self._traces, request_id, {TRACE_FIELD: request_trace(trace, shown_worker).to_text()})
+                    self._write(self._traces, request_id, {TRACE_FIELD: request_trace(trace, self._shown).to_text()})
                 self._keep(request_id, self._fields(request, event))
 
     def flag(self, flagged: Flagged) -> None:
@@ -134,6 +136,9 @@ class RecordKeeper:
                         self._lies[0] = rest
                         return
                 self._lies.popleft()
+
+    def _shown(self, worker_id: str) -> str:
+        return shown_worker(self._node_of(worker_id))
 
     def _fields(self, request: GenerationRequest, end: Done | Failed) -> dict[str, str]:
         request_id = request.request_id

@@ -157,9 +157,9 @@ def test_records_are_bounded(server: RedisServer, redis: Redis) -> None:
     assert len(found(server, crowded.request_id).unconfirmed) == MAX_NAMED
 
 
-def traced(name: str = "10.0.0.1:7070") -> TokenTrace:
+def traced(worker_id: str = "10.0.0.1:7070") -> TokenTrace:
     last, rows = LastTokens(8), np.array([0, 0], np.int32)
-    (token,) = sources_of_rows(SourceTable(), [Served(0, name, rows, "worker")], np.array([0]))
+    (token,) = sources_of_rows(SourceTable(), [Served(0, worker_id, rows, "worker")], np.array([0]))
     last.add(token)
     return last.trace()
 
@@ -173,15 +173,16 @@ def trace(server: RedisServer, request_id: str) -> RequestTrace | None:
 
 
 def test_a_trace_is_there_with_the_record_and_expires_sooner(server: RedisServer, redis: Redis) -> None:
-    keeper = RecordKeeper(redis, ExposureBook())
-    for end in (DONE, FAILED):
+    nodes = {"relay:7": "n1"}
+    keeper = RecordKeeper(redis, ExposureBook(), node_of=lambda worker_id: nodes.get(worker_id, worker_id))
+    for end, worker_id, name in ((DONE, "10.0.0.1:7070", OPERATORS), (FAILED, "relay:7", "n1")):
         request = completion()
         keeper.open(request)
-        keeper.trace(request.request_id, traced())
+        keeper.trace(request.request_id, traced(worker_id))
         keeper.end([(request.request_id, end)])
         kept = trace(server, request.request_id)
         assert kept is not None and list(kept.tokens()) == [[(2,)]]
-        assert kept.sources == (TraceSource(WORKER, OPERATORS),)
+        assert kept.sources == (TraceSource(WORKER, name),)
         lives_s: object = redis.ttl(trace_key(request.request_id))
         assert isinstance(lives_s, int) and TRACE_KEEP_S - 60 < lives_s <= TRACE_KEEP_S
         assert found(server, request.request_id).end == end
