@@ -5,7 +5,7 @@
 
 import { html, render, useEffect, useState } from "../ui/html.js";
 import { ContributionClient } from "../worker/worker_client.js";
-import { loadKeys } from "./account_key.js";
+import { keepOwnKey, loadKeys } from "./account_key.js";
 import { Consent } from "./contribute_consent.js";
 import { Device, Identity, Unsupported } from "./contribute_device.js";
 import { HeldMap } from "./contribute_map.js";
@@ -35,8 +35,9 @@ function Contribute({ client }) {
     if (state.phase === "unsupported") return html`<${Now} state=${state} /><${Unsupported} />`;
     const start = async (/** @type {import("./contribute_consent.js").Choice} */ { keepAwake, ...options }) => {
         client.setKeepAwake(keepAwake);
-        const { signedIn } = await loadKeys(); // of the rewards page: the new node is then that account's
-        client.start(signedIn ? { ...options, accountKey: signedIn } : options);
+        const keys = await loadKeys();
+        if (keys.signedIn) await keepOwnKey(keys); // signed in on the rewards page: the node is then that account's
+        client.start(keys.signedIn ? { ...options, accountKey: keys.signedIn } : options);
     };
     const mayStart = state.phase === "idle" || state.phase === "failed";
     return html`<div class="contribute">

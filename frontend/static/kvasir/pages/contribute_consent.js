@@ -89,6 +89,16 @@ function Invite({ invite, onInvite }) {
     </label>`;
 }
 
+/** Shown to everybody on the dashboard, if given. @param {{region: string, onRegion: (text: string) => void}} props */
+function Region({ region, onRegion }) {
+    return html`<label>${gettext("Region, if you like")}
+        <input type="text" name="region" value=${region} maxlength="40" autocomplete="off" placeholder=${gettext("such as Java or Europe")}
+            aria-describedby="region-note"
+            onInput=${(/** @type {Event} */ event) => onRegion(/** @type {HTMLInputElement} */ (event.target).value)} />
+        <small id="region-note">${gettext("The dashboard shows it beside this worker. Nobody looks it up.")}</small>
+    </label>`;
+}
+
 /**
  * The whole card. `onStart` gets what was chosen; it is only called by the button.
  * @param {{state: ContributionState, onStart: (choice: Choice) => void}} props
@@ -103,6 +113,7 @@ export function Consent({ state, onStart }) {
     const choice = {
         onlyOnPower: settings?.onlyOnPower ?? false,
         onlyUnmetered: settings?.onlyUnmetered ?? false,
+        region: settings?.region ?? "",
         keepAwake: false,
         ...chosen,
         budgetBytes: Math.min(advice.mostBytes, Math.max(advice.leastBytes, wanted)),
@@ -110,7 +121,7 @@ export function Consent({ state, onStart }) {
     const onChoice = (/** @type {Partial<Choice>} */ part) => setChosen({ ...chosen, ...part });
     const start = (/** @type {Event} */ event) => {
         event.preventDefault();
-        onStart(choice);
+        onStart({ ...choice, region: (choice.region ?? "").trim() });
     };
     return html`<form class="card consent" onSubmit=${start} aria-labelledby="consent-title">
         <h2 id="consent-title">${gettext("Before you start")}</h2>
@@ -118,6 +129,7 @@ export function Consent({ state, onStart }) {
         <${Budget} advice=${advice} budgetBytes=${choice.budgetBytes}
             onBudget=${(/** @type {number} */ budgetBytes) => onChoice({ budgetBytes })} />
         <${Conditions} choice=${choice} onChoice=${onChoice} />
+        <${Region} region=${choice.region ?? ""} onRegion=${(/** @type {string} */ region) => onChoice({ region })} />
         ${problem?.code === "invite_needed" &&
         html`<${Invite} invite=${choice.invite ?? ""} onInvite=${(/** @type {string} */ invite) => onChoice({ invite })} />`}
         <button type="submit" id="start">${gettext("Agree and contribute")}</button>

@@ -22,7 +22,7 @@ export function Device({ state }) {
         <h2 id="device-title">${gettext("This device")}</h2>
         <dl class="facts">
             <dt>${gettext("Computes with")}</dt><dd id="backends">${backends}</dd>
-            ${device.adapter && html`<dt>${gettext("Graphics")}</dt><dd>${device.adapter}</dd>`}
+            ${device.hasWebGpu && device.adapter && html`<dt>${gettext("Graphics")}</dt><dd>${device.adapter}</dd>`}
             ${kernel && html`<dt>${gettext("Loaded")}</dt><dd>${formatBytes(kernel.loadedBytes)}</dd>`}
             ${storage.usedBytes > 0 && html`<dt>${gettext("Stored")}</dt><dd>${formatBytes(storage.usedBytes)}</dd>`}
             ${kernel && html`<dt>${gettext("Kernel")}</dt><dd class="mono">${kernel.name} ${kernel.fingerprint.slice(0, 8)}</dd>`}

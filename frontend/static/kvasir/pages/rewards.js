@@ -105,6 +105,7 @@ function Account({ asker, rewards, onSignOut, onError }) {
 function Page() {
     const [asker, setAsker] = useState(/** @type {Asker | null} */ (null));
     const [rewards, setRewards] = useState(/** @type {Rewards | null} */ (null));
+    const [former, setFormer] = useState(/** @type {string[]} */ ([]));
     const [refusal, setRefusal] = useState("");
     const onError = (/** @type {any} */ error) => setRefusal(refusalText(error));
     const show = async (/** @type {Asker} */ next) => {
@@ -123,7 +124,8 @@ function Page() {
         setAsker(null);
     };
     useEffect(() => {
-        void loadKeys().then(({ signedIn, own, nodeToken }) => {
+        void loadKeys().then(({ signedIn, own, nodeToken, former: kept }) => {
+            setFormer(kept);
             const key = signedIn || own || nodeToken;
             if (key) void show({ key, isOwn: key !== signedIn });
         });
@@ -131,7 +133,7 @@ function Page() {
     return html`<div class="rewards">
         <div>${refusal && html`<p class="notice bad" role="alert">${refusal}</p>`}
             ${asker && rewards && html`<${Account} asker=${asker} rewards=${rewards} onSignOut=${signOut} onError=${onError} />`}
-            ${(!asker || asker.isOwn) && html`<${SignIn} onKey=${(/** @type {string} */ key) => show({ key, isOwn: false })} />`}</div>
+            ${(!asker || asker.isOwn) && html`<${SignIn} former=${former} onKey=${(/** @type {string} */ key) => show({ key, isOwn: false })} />`}</div>
         <div><${Leaderboard} mine=${rewards?.id ?? ""} /></div>
     </div>`;
 }

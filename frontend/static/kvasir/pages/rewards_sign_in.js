@@ -23,8 +23,15 @@ export function refusalText({ code, message }) {
     return REFUSALS[code]?.() ?? message;
 }
 
-/** @param {{onKey: (key: string) => void}} props */
-export function SignIn({ onKey }) {
+/** Accounts that this browser's worker had before. @param {{keys: string[], onKey: (key: string) => void}} props */
+function Former({ keys, onKey }) {
+    if (keys.length === 0) return null;
+    return html`<p class="row"><span class="muted">${gettext("This browser's earlier accounts:")}</span>
+        ${keys.map((key) => html`<button type="button" class="secondary mono" key=${key} onClick=${() => onKey(key)}>${key.split("-")[1]}</button>`)}</p>`;
+}
+
+/** @param {{former: string[], onKey: (key: string) => void}} props */
+export function SignIn({ former, onKey }) {
     const [text, setText] = useState("");
     const [isWrong, setWrong] = useState(false);
     const submit = (/** @type {Event} */ event) => {
@@ -43,6 +50,7 @@ export function SignIn({ onKey }) {
             ? gettext("A key begins with kva- and has 64 signs.")
             : gettext("Contribute first if you have none.")}</small>
         <button type="submit">${gettext("Show my rewards")}</button>
+        <${Former} keys=${former} onKey=${onKey} />
     </form>`;
 }
 
