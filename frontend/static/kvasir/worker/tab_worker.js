@@ -93,6 +93,12 @@ export class TabWorker {
         return this.memory;
     }
 
+    /** What the visitor chose; null before the first choice. */
+    saved() {
+        const settings = this.memory?.settings;
+        return settings !== undefined && settings.budgetBytes > 0 ? settings : null;
+    }
+
     /** Look at device and records; go on with what was under way when the tab went away. @param {boolean} software */
     async inspect(software) {
         this.software = software;
@@ -100,7 +106,7 @@ export class TabWorker {
         const device = await lookAtDevice(software);
         const { nodeId, accountId, accountKey } = memory.identity;
         const identity = { nodeId, accountId, hasRecoveryKey: accountKey !== "" };
-        this.publisher.update({ device, advice: adviseBudget(device), settings: memory.settings, identity });
+        this.publisher.update({ device, advice: adviseBudget(device), settings: this.saved(), identity });
         if (!AT_REST.has(this.publisher.state.phase)) return this.publisher.flush();
         if (!device.hasWebGpu && !device.hasWasmSimd) throw new UnsupportedBrowserError(`${NO_SIMD} ${NO_WEBGPU}`);
         if (memory.settings.isWanted) return this.begin();
@@ -167,7 +173,7 @@ export class TabWorker {
         const { phase } = this.publisher.state;
         this.enqueue(async () => {
             await (await this.open()).saveSettings({ isWanted: false });
-            this.publisher.update({ settings: this.memory?.settings ?? null });
+            this.publisher.update({ settings: this.saved() });
         });
         if (AT_REST.has(phase) || phase === "unsupported") return;
         [this.isLeaving, this.mustErase] = [true, erase];
@@ -216,7 +222,7 @@ export class TabWorker {
         const shown = problem ?? this.lastProblem;
         [this.lastProblem, this.isLeaving, this.mustErase] = [null, false, false];
         const nothing = { ranges: [], download: null, kernel: null, isJoined: false, relayUrl: "", startedAtMs: 0 };
-        const settings = this.memory?.settings ?? null;
+        const settings = this.saved();
         this.publisher.turn(shown === null ? "idle" : "failed", { ...nothing, problem: shown, settings });
     }
 

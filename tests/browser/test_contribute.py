@@ -1,0 +1,96 @@
+"""A visitor's tab becomes a worker of the real service: consent, download, serving, pause, reload, leaving.
+
+The answers that it takes part in are bit for bit those of one process, by WebAssembly and by the software GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.browser.chromium import Chromium, browse, wait_until
+from tests.browser.contributing import (
+    IS_SERVING,
+    Site,
+    answers_alike,
+    contribute,
+    half_served_site,
+    open_contribute,
+    serving,
+)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with half_served_site(tmp_path_factory.mktemp("site")) as running:
+        yield running
+
+
+@pytest.mark.parametrize("is_software", [False, True], ids=["wasm", "webgpu"])
+def test_answers_with_a_tab_are_bit_for_bit_those_of_one_process(site: Site, is_software: bool) -> None:
+    async def scenario(browser: Chromium) -> None:
+        page = await contribute(browser, site.url, is_software)
+        backend = "webgpu" if is_software else "wasm"
+        assert await page.evaluate("contribution.kernel.backends") == [backend]
+        assert await answers_alike(site, page, seed=11) > 0
+        assert await answers_alike(site, page, seed=12) > 0
+        total = await page.evaluate("contribution.ranges.reduce((sum, range) => sum + range.nBytes, 0)")
+        assert await page.evaluate("contribution.storage.downloadedBytes") >= total > 0
+        assert await page.evaluate("contribution.identity.hasRecoveryKey")
+
+    browse(scenario)
+
+
+def test_a_reload_resumes_without_another_download_and_leaving_ends_it(site: Site) -> None:
+    async def scenario(browser: Chromium) -> None:
+        page = await contribute(browser, site.url)
+        node = await page.evaluate("contribution.identity.nodeId")
+        asked: list[str] = []
+        browser.context.on("request", lambda request: asked.append(request.url))
+        await page.reload()
+        await wait_until(page, "window.contribution")
+        await serving(page)  # by itself: the visitor agreed before
+        assert await page.evaluate("contribution.storage.downloadedBytes") == 0
+        assert [url for url in asked if "/api/slices/" in url] == []
+        assert await page.evaluate("contribution.identity.nodeId") == node
+        assert await answers_alike(site, page, seed=21) > 0
+        await page.get_by_role("button", name="Leave").first.click()
+        await wait_until(page, "contribution.phase === 'idle'")
+        await page.reload()
+        await wait_until(page, "window.contribution?.device")
+        assert await page.evaluate("contribution.phase") == "idle"  # who left is not started again
+
+    browse(scenario)
+
+
+def test_a_paused_tab_is_given_no_work_at_once_and_none_is_lost(site: Site) -> None:
+    async def scenario(browser: Chromium) -> None:
+        page = await contribute(browser, site.url)
+        await answers_alike(site, page, seed=31)
+        await page.get_by_role("button", name="Pause").first.click()
+        await wait_until(page, "contribution.phase === 'paused'")
+        assert await page.evaluate("contribution.pauseReason") == "visitor"
+        expected = await site.alone(32)
+        assert await site.ask(32) == expected
+        before = await page.evaluate("contribution.served.nRowExperts")
+        assert await site.ask(32) == expected
+        assert await page.evaluate("contribution.served.nRowExperts") == before
+        await page.get_by_role("button", name="Resume").first.click()
+        await wait_until(page, IS_SERVING)
+        assert await answers_alike(site, page, seed=33) > 0
+
+    browse(scenario)
+
+
+def test_a_second_tab_is_refused_until_the_first_is_gone(site: Site) -> None:
+    async def scenario(browser: Chromium) -> None:
+        first = await contribute(browser, site.url)
+        second = await open_contribute(browser, site.url)
+        await wait_until(second, "contribution.phase === 'elsewhere'")
+        assert await second.query_selector("#start") is None
+        await first.close()
+        await serving(second)  # it goes on with what the first one had agreed to
+        assert await second.evaluate("contribution.storage.downloadedBytes") == 0
+
+    browse(scenario)
