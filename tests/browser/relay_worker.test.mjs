@@ -7,7 +7,7 @@ import { KernelError } from "/static/kvasir/kernels/errors.js";
 import { FIRST_S, STEADY_S } from "/static/kvasir/wire/reconnect.js";
 import { FaultCode, RefuseCode, Role, fault, goaway, pause, ping, pong, refuse } from "/static/kvasir/wire/wire_frames.js";
 import { Kind, WireType, makeLimits } from "/static/kvasir/wire/wire_header.js";
-import { RelayWorker, joinRelay } from "/static/kvasir/worker/join.js";
+import { RelayWorker } from "/static/kvasir/worker/join.js";
 import * as scripted from "./scripted_relay.mjs";
 
 const { KERNEL, MODEL, ScriptedKernel, ScriptedOutside, backboneHello, dispatch, holdingsOf, outputsOf, settle } = scripted;
@@ -345,17 +345,5 @@ test("a relay that was steady is dialled again soon", async () => {
     await outside.pass(FIRST_S);
     assert.equal(outside.sockets.length, nBefore + 1);
     worker.stop("done"); // while it dials
-    await ended;
-});
-
-test("joinRelay resolves at the relay", async () => {
-    const outside = new ScriptedOutside();
-    const config = { relayUrl: "wss://relay.test/relay", token: "kvs-x" };
-    const joining = joinRelay(config, holdingsOf(new ScriptedKernel()), {}, { outside });
-    await settle();
-    outside.socket.greet();
-    const { worker, ended } = await joining;
-    assert.ok(worker.isJoined);
-    worker.stop("done");
     await ended;
 });

@@ -1,5 +1,7 @@
-// The errors of the wire, the relay and their edges. Twin of the wire's part of kvasir/errors.py.
-// Whatever the other side sends ends as one of these; nothing else is thrown for it.
+/**
+ * The errors of the wire, the relay and their edges. Twin of the wire's part of kvasir/errors.py.
+ * Whatever the other side sends ends as one of these; nothing else is thrown for it.
+ */
 
 /** Bytes or fields that are not a frame of this protocol, or over its limits. */
 export class WireError extends Error {

@@ -1,5 +1,7 @@
-// Ranges of experts: the unit of coverage, half-open, as plain frozen objects. Twin of kvasir/expert_ranges.py.
-// The wire, the plan and the market client use them; nothing here knows a model.
+/**
+ * Ranges of experts: the unit of coverage, half-open, as plain frozen objects. Twin of kvasir/expert_ranges.py.
+ * The wire, the plan and the market client use them; nothing here knows a model.
+ */
 
 /** @typedef {{readonly layer: number, readonly start: number, readonly stop: number}} ExpertRange */
 

@@ -1,6 +1,8 @@
-// Half-precision floats as bits, rounded as numpy rounds them (to nearest, ties to even). Twin of f16_reply in
-// kvasir/wire_frames.py. The compute queue answers with it where a backbone asks for f16. Bits, because not every
-// browser has a Float16Array.
+/**
+ * Half-precision floats as bits, rounded as numpy rounds them (to nearest, ties to even). Twin of f16_reply in
+ * kvasir/wire_frames.py. The compute queue answers with it where a backbone asks for f16. Bits, because not every
+ * browser has a Float16Array.
+ */
 
 const F32_SIGN = 0x8000_0000;
 /** From here on (as bits of an f32 without its sign) a value rounds to infinity, or is none. */

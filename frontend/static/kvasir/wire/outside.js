@@ -1,5 +1,7 @@
-// What the relay client takes from the browser: a clock, timers and sockets. Tests bring their own; nothing else here
-// touches the world.
+/**
+ * What the relay client takes from the browser: a clock, timers and sockets. Tests bring their own; nothing else here
+ * touches the world.
+ */
 
 /**
  * What is used of a WebSocket.

@@ -1,5 +1,7 @@
-// When a node that lost its relay dials again: a pure rule. Twin of kvasir/reconnect.py.
-// The delay is random over its whole length, so that thousands of nodes do not come back to a relay in one moment.
+/**
+ * When a node that lost its relay dials again: a pure rule. Twin of kvasir/reconnect.py.
+ * The delay is random over its whole length, so that thousands of nodes do not come back to a relay in one moment.
+ */
 
 export const FIRST_S = 0.5;
 export const LONGEST_S = 30;

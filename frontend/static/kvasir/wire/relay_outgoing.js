@@ -1,6 +1,8 @@
-// What waits to leave through a relay's socket: records of all edges in their order, bundled. relay_socket.js has one.
-// All that is said in one moment leaves in one message; while the browser's own buffer is full it waits, so that a slow
-// line holds answers here, where connections count them.
+/**
+ * What waits to leave through a relay's socket: records of all edges in their order, bundled. relay_socket.js has one.
+ * All that is said in one moment leaves in one message; while the browser's own buffer is full it waits, so that a slow
+ * line holds answers here, where connections count them.
+ */
 
 import { MAX_BUNDLE_BYTES, RECORD_BYTES, RELAY_EDGE, recordHead } from "./relay_records.js";
 import { join } from "./wire.js";

@@ -1,6 +1,8 @@
-// A worker's WebSocket to a relay: opening, records in and out, signs of life. Twin of kvasir/relay_socket.py.
-// worker/join.js holds one; frames of many edges share it. Browsers cannot send a WebSocket ping, so it asks for a sign
-// of life by a PING of the wire. Reconnecting is its owner's business.
+/**
+ * A worker's WebSocket to a relay: opening, records in and out, signs of life. Twin of kvasir/relay_socket.py.
+ * worker/join.js holds one; frames of many edges share it. Browsers cannot send a WebSocket ping, so it asks for a sign
+ * of life by a PING of the wire. Reconnecting is its owner's business.
+ */
 
 import { EdgeError, EdgeTimeout, HandshakeRefused, WireError, messageOf } from "./errors.js";
 import { REAL_OUTSIDE } from "./outside.js";

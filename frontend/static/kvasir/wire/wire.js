@@ -1,9 +1,11 @@
-// The wire's codec: frames to bytes and back, without I/O. Twin of kvasir/wire.py for whole messages; streams that
-// may be cut anywhere are TCP's, which a browser does not have. Any bytes either decode or throw a WireError; nothing
-// larger than the limits is ever allocated; tensors are views over the received bytes where these are aligned.
-//
-//   encode(frame, limits) -> Uint8Array[]      the buffers to send one after another; `limits` are the receiver's
-//   decode(bytes, limits) -> Frame             the one frame that the bytes are, all of them
+/**
+ * The wire's codec: frames to bytes and back, without I/O. Twin of kvasir/wire.py for whole messages; streams that
+ * may be cut anywhere are TCP's, which a browser does not have. Any bytes either decode or throw a WireError; nothing
+ * larger than the limits is ever allocated; tensors are views over the received bytes where these are aligned.
+ *
+ *   encode(frame, limits) -> Uint8Array[]      the buffers to send one after another; `limits` are the receiver's
+ *   decode(bytes, limits) -> Frame             the one frame that the bytes are, all of them
+ */
 
 import { WireError } from "./errors.js";
 import {

@@ -1,5 +1,7 @@
-// The fixed header that opens every frame: layout, limits, checksum. Twin of kvasir/wire_header.py; the byte tables are
-// in docs/wire.md. It knows nothing of sockets and never looks into a payload.
+/**
+ * The fixed header that opens every frame: layout, limits, checksum. Twin of kvasir/wire_header.py; the byte tables are
+ * in docs/wire.md. It knows nothing of sockets and never looks into a payload.
+ */
 
 import { crc32 } from "./checksum.js";
 import { WireError, WireVersionError } from "./errors.js";

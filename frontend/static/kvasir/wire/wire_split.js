@@ -1,4 +1,6 @@
-// How large an answer may be. Twin of result_bytes in kvasir/wire_split.py; splitting is the backbone's affair.
+/**
+ * How large an answer may be. Twin of result_bytes in kvasir/wire_split.py; splitting is the backbone's affair.
+ */
 
 const RESULT_VALUE_BYTES = 4; // an f16 answer may have to go as f32
 

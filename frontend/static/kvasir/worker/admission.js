@@ -1,5 +1,7 @@
-// Who may use a worker, and which requests it takes: pure checks of frames against what the worker holds. Twin of
-// kvasir/worker/admission.py. connection.js asks before anything is queued; values inside rows are left to the kernel.
+/**
+ * Who may use a worker, and which requests it takes: pure checks of frames against what the worker holds. Twin of
+ * kvasir/worker/admission.py. connection.js asks before anything is queued; values inside rows are left to the kernel.
+ */
 
 import { FaultCode, RefuseCode, Role, fault, refuse } from "../wire/wire_frames.js";
 import { WireType, wireTypeName } from "../wire/wire_header.js";

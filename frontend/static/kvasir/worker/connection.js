@@ -1,6 +1,8 @@
-// One backbone's connection as the worker sees it: handshake, checks, answers. Twin of kvasir/worker/connection.py.
-// join.js makes one for each edge. Whatever the other side sends, it is answered or the connection is closed with a
-// reason; nothing that was not checked reaches the kernel, and nothing here disturbs another connection.
+/**
+ * One backbone's connection as the worker sees it: handshake, checks, answers. Twin of kvasir/worker/connection.py.
+ * join.js makes one for each edge. Whatever the other side sends, it is answered or the connection is closed with a
+ * reason; nothing that was not checked reaches the kernel, and nothing here disturbs another connection.
+ */
 
 import { WireVersionError } from "../wire/errors.js";
 import { clipped } from "../wire/texts.js";

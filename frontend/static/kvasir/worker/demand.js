@@ -1,5 +1,7 @@
-// What a site says is wanted of its model: replicas and targets of runs of experts. Twin of kvasir/worker/demand.py.
-// The market client reads it from GET /api/expert-demand, the plan asks it. Nothing here asks anybody.
+/**
+ * What a site says is wanted of its model: replicas and targets of runs of experts. Twin of kvasir/worker/demand.py.
+ * The market client reads it from GET /api/expert-demand, the plan asks it. Nothing here asks anybody.
+ */
 
 import { nExperts, nShared } from "../wire/expert_ranges.js";
 

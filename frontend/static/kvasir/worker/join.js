@@ -1,13 +1,14 @@
-// The worker's place at a relay: one connection, kept open, over which all of its backbones come. Twin of
-// kvasir/worker/join.py. The agent makes one for its holdings, and another when it holds other ranges (the first then
-// says goodbye: see kvasir/worker/agent_edge.py).
-//
-//   const worker = new RelayWorker({ relayUrl, token }, holdings, { onJoined, onLost, onComputed });
-//   const ended = worker.run();      resolves after stop(); dials again for ever before that
-//   worker.setPaused(true);         backbones, those that come later too, send no new work until setPaused(false)
-//   worker.dialNow();               does not wait for the next attempt
-//   worker.stop(reason);             goodbye to all, answers what is under way (10 s), closes
-//   await joinRelay(...)             the same, begun, and at the relay for the first time
+/**
+ * The worker's place at a relay: one connection, kept open, over which all of its backbones come. Twin of
+ * kvasir/worker/join.py. The agent makes one for its holdings, and another when it holds other ranges (the first then
+ * says goodbye: see kvasir/worker/agent_edge.py).
+ *
+ *   const worker = new RelayWorker({ relayUrl, token }, holdings, { onJoined, onLost, onComputed });
+ *   const ended = worker.run();      resolves after stop(); dials again for ever before that
+ *   worker.setPaused(true);         backbones, those that come later too, send no new work until setPaused(false)
+ *   worker.dialNow();               does not wait for the next attempt
+ *   worker.stop(reason);             goodbye to all, answers what is under way (10 s), closes
+ */
 
 import { EdgeError } from "../wire/errors.js";
 import { REAL_OUTSIDE } from "../wire/outside.js";
@@ -256,24 +257,4 @@ export class RelayWorker {
         });
         this.#wake = () => {};
     }
-}
-
-/**
- * Serve these holdings at a relay: resolves when it is joined for the first time, however often it has to dial.
- * @param {JoinConfig} config
- * @param {Holdings} holdings
- * @param {JoinEvents} [events]
- * @param {JoinMeans} [means]
- * @returns {Promise<{worker: RelayWorker, ended: Promise<void>}>}
- */
-export async function joinRelay(config, holdings, events = {}, means = {}) {
-    return new Promise((resolve) => {
-        const onJoined = () => {
-            events.onJoined?.();
-            resolve({ worker, ended });
-        };
-        const worker = new RelayWorker(config, holdings, { ...events, onJoined }, means);
-        const ended = worker.run();
-        void ended.then(() => resolve({ worker, ended }));
-    });
 }

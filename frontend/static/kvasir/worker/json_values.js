@@ -1,5 +1,7 @@
-// Values out of a site's JSON, each of the kind that is needed or a TypeError that says what came instead.
-// market_client.js reads answers with these; they never convert one kind into another.
+/**
+ * Values out of a site's JSON, each of the kind that is needed or a TypeError that says what came instead.
+ * market_client.js reads answers with these; they never convert one kind into another.
+ */
 
 /** @param {unknown} value @returns {Record<string, unknown>} */
 export function record(value) {

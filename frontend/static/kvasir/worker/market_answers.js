@@ -1,5 +1,7 @@
-// What the market answers, read strictly (docs/market.md): what is missing or of another kind throws a TypeError or a
-// RangeError. market_client.js uses it; nothing here asks anybody.
+/**
+ * What the market answers, read strictly (docs/market.md): what is missing or of another kind throws a TypeError or a
+ * RangeError. market_client.js uses it; nothing here asks anybody.
+ */
 
 import { expertRange } from "../wire/expert_ranges.js";
 import { integer, list, number, record, text } from "./json_values.js";

@@ -1,4 +1,6 @@
-// The two ways in which a site says no. Thrown by market_client.js, told apart by the agent.
+/**
+ * The two ways in which a site says no. Thrown by market_client.js, told apart by the agent.
+ */
 
 /** The site did not answer, or not now; the same question may succeed later. `code` is the site's, if it gave one. */
 export class MarketAwayError extends Error {

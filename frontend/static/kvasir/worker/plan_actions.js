@@ -1,5 +1,7 @@
-// What plan.js can tell a worker to do: plain frozen objects, told apart by `action`. Twin of
-// kvasir/worker/plan_actions.py. The agent does it; nothing here does anything.
+/**
+ * What plan.js can tell a worker to do: plain frozen objects, told apart by `action`. Twin of
+ * kvasir/worker/plan_actions.py. The agent does it; nothing here does anything.
+ */
 
 /** @typedef {import("../wire/expert_ranges.js").ExpertRange} ExpertRange */
 /** @typedef {import("./plan_state.js").Ranges} Ranges */
