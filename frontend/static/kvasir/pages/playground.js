@@ -74,10 +74,10 @@ function Welcome({ session, state }) {
         <p>${model.hasChat
             ? gettext("Ask anything. After the answer you see which worker computed how much of it.")
             : gettext("This model has no chat template: it goes on from what you write. After the answer you see which worker computed how much of it.")}</p>
-        <div class="row" role="group" aria-label=${gettext("Examples")}>
-            ${(model.hasChat ? chats : STORIES).map((text) => html`<button type="button" class="secondary example"
-                onClick=${() => session.ask(text)}>${text}</button>`)}
-        </div>
+        <ul class="examples" aria-label=${gettext("Examples")}>
+            ${(model.hasChat ? chats : STORIES).map((text) => html`<li><button type="button" class="secondary example"
+                onClick=${() => session.ask(text)}>${text}</button></li>`)}
+        </ul>
     </div>`;
 }
 

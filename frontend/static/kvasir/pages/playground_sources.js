@@ -14,23 +14,25 @@
 /** @typedef {"tab" | "worker" | "hot" | "fallback"} SourceKind */
 
 /**
- * @typedef {object} Source
+ * @typedef {object} Node  Who computed something.
  * @property {SourceKind} kind
  * @property {string} worker  "" for the backbone
- * @property {number} share  of the row-experts that were counted, 0 to 1
- * @property {number[]} byLayer  its share of each layer, 0 to 1
+ * @property {number} tone  0 to 2, so that neighbours of one kind can be told apart
  */
+
+/** @typedef {Node & {share: number, byLayer: number[]}} Source  Its share of all that was counted, and of each layer. */
 
 /**
  * @typedef {object} Trace
  * @property {number} firstToken  number of the first traced token in the answer, from 0
  * @property {number[]} layers
- * @property {{kind: SourceKind, worker: string}[]} sources
+ * @property {Node[]} sources  by kind, the busiest first
  * @property {number[][][]} counts  [token][source][layer] row-experts
  */
 
 /** In this order they are shown. */
 export const KINDS = /** @type {const} */ (["tab", "worker", "hot", "fallback"]);
+const N_TONES = 3;
 
 /**
  * The reply with this browser's own worker told apart.
@@ -39,36 +41,48 @@ export const KINDS = /** @type {const} */ (["tab", "worker", "hot", "fallback"])
  * @returns {Trace}
  */
 export function traceOf(reply, ownNodeId) {
-    const sources = reply.sources.map(({ kind, worker }) => ({
-        kind: kind === "worker" && worker === ownNodeId && ownNodeId !== "" ? /** @type {const} */ ("tab") : kind,
-        worker: worker ?? "",
-    }));
+    const totals = reply.sources.map(() => 0);
     const counts = reply.tokens.map((token) => {
-        const bySource = sources.map(() => reply.layers.map(() => 0));
+        const bySource = reply.sources.map(() => reply.layers.map(() => 0));
         token.forEach((layer, number) => {
-            for (const [source, n] of layer) bySource[source][number] += n;
+            for (const [source, n] of layer) {
+                bySource[source][number] += n;
+                totals[source] += n;
+            }
         });
         return bySource;
     });
-    return { firstToken: reply.first_token, layers: reply.layers, sources, counts };
+    const kinds = reply.sources.map(({ kind, worker }) => (worker && worker === ownNodeId ? "tab" : kind));
+    const order = [...kinds.keys()].sort((a, b) => KINDS.indexOf(kinds[a]) - KINDS.indexOf(kinds[b]) || totals[b] - totals[a]);
+    const nTab = kinds.filter((kind) => kind === "tab").length;
+    return {
+        firstToken: reply.first_token,
+        layers: reply.layers,
+        sources: order.map((number, place) => ({
+            kind: kinds[number],
+            worker: reply.sources[number].worker ?? "",
+            tone: kinds[number] === "worker" ? (place - nTab) % N_TONES : 0,
+        })),
+        counts: counts.map((bySource) => order.map((number) => bySource[number])),
+    };
 }
 
 /**
- * The sources of some tokens, the largest first within each kind.
+ * What each source computed of some tokens.
  * @param {Trace} trace
  * @param {number} [token]  number in the trace; all when it is left out
  * @returns {Source[]}
  */
 export function sourcesOf(trace, token) {
     const tokens = token === undefined ? trace.counts : [trace.counts[token]];
-    const byLayer = trace.layers.map((_, layer) => sum(tokens.map((bySource) => sum(bySource.map((n) => n[layer])))));
+    const counted = trace.sources.map((_, source) => trace.layers.map((_, layer) => sum(tokens.map((one) => one[source][layer]))));
+    const byLayer = trace.layers.map((_, layer) => sum(counted.map((own) => own[layer])));
     const total = sum(byLayer) || 1;
-    const counted = trace.sources.map((source, number) => {
-        const own = trace.layers.map((_, layer) => sum(tokens.map((bySource) => bySource[number][layer])));
-        const shares = own.map((n, layer) => n / (byLayer[layer] || 1));
-        return { ...source, share: sum(own) / total, byLayer: shares };
-    });
-    return counted.sort((a, b) => KINDS.indexOf(a.kind) - KINDS.indexOf(b.kind) || b.share - a.share);
+    return trace.sources.map((node, source) => ({
+        ...node,
+        share: sum(counted[source]) / total,
+        byLayer: counted[source].map((n, layer) => n / (byLayer[layer] || 1)),
+    }));
 }
 
 /**
@@ -97,6 +111,7 @@ export function largestSources(sources, nMost) {
     const others = {
         kind: /** @type {const} */ ("worker"),
         worker: "",
+        tone: 0,
         share: sum(hidden.map((source) => source.share)),
         byLayer: hidden[0].byLayer.map((_, layer) => sum(hidden.map((source) => source.byLayer[layer]))),
     };

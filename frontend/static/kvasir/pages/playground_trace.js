@@ -63,7 +63,7 @@ function Traced({ turn, trace, opened, onOpen }) {
         : tokenTitle(turn, trace, opened);
     return html`
         ${tab > 0 && html`<p class="notice good this-tab">${interpolate(gettext("This browser computed %s of the last tokens."), [formatShare(tab)])}</p>`}
-        <div class="traced-head"><h4 aria-live="polite">${title}</h4>
+        <div class="traced-head"><h4>${title}</h4>
             ${opened !== undefined && html`<button type="button" class="quiet" onClick=${() => onOpen(undefined)}>${gettext("All tokens")}</button>`}</div>
         <${Columns} turn=${turn} trace=${trace} opened=${opened} onOpen=${onOpen} />
         <${Layers} trace=${trace} opened=${opened} />`;
@@ -98,14 +98,18 @@ function Columns({ turn, trace, opened, onOpen }) {
 
 /** @param {{trace: Trace, token: number, isOpened: boolean, isDim: boolean}} props */
 function Column({ trace, token, isOpened, isDim }) {
-    const shares = sharesByKind(trace, token);
     let top = 0;
-    const parts = [...KINDS].reverse().filter((kind) => shares[kind] > 0).map((kind) => {
+    const parts = sourcesOf(trace, token).reverse().filter((source) => source.share > 0).map((source) => {
         const y = top;
-        top += shares[kind];
-        return html`<rect class=${`by-${kind}`} x=${token + 0.06} y=${y} width="0.88" height=${shares[kind]} />`;
+        top += source.share;
+        return html`<rect class=${colour(source)} x=${token + 0.06} y=${y} width="0.88" height=${source.share} />`;
     });
     return html`<g class=${isOpened ? "opened" : isDim ? "dim" : ""}>${parts}</g>`;
+}
+
+/** @param {import("./playground_sources.js").Node} node */
+function colour(node) {
+    return `by-${node.kind} tone-${node.tone}`;
 }
 
 /** A strip of layers for each source: the fuller a cell, the more of that layer it computed. @param {{trace: Trace, opened: number | undefined}} props */
@@ -117,7 +121,7 @@ function Layers({ trace, opened }) {
             <caption>${gettext("The fuller a cell, the more of the layer's experts were computed there.")}</caption>
             <thead><tr><th scope="col">${gettext("Source")}</th><th scope="col">${range}</th><th scope="col" class="number">${gettext("Share")}</th></tr></thead>
             <tbody>${shown.map((source) => html`<tr data-kind=${source.kind} data-worker=${source.worker}>
-                <th scope="row"><span class=${`swatch by-${source.kind}`}></span>${sourceName(source, nHidden)}</th>
+                <th scope="row"><span class=${`swatch ${colour(source)}`}></span>${sourceName(source, nHidden)}</th>
                 <td><${Strip} source=${source} layers=${trace.layers} /></td>
                 <td class="number">${formatShare(source.share)}</td>
             </tr>`)}</tbody>
@@ -131,6 +135,6 @@ function Strip({ source, layers }) {
     return html`<svg class="strip" viewBox=${`0 0 ${layers.length} 1`} preserveAspectRatio="none" role="img" aria-label=${told}>
         ${source.byLayer.map((share, number) => html`<g><title>${interpolate(gettext("Layer %s: %s"), [layers[number], formatShare(share)])}</title>
             <rect class="cell" x=${number + 0.05} y="0" width="0.9" height="1" />
-            <rect class=${`by-${source.kind}`} x=${number + 0.05} y=${1 - share} width="0.9" height=${share} /></g>`)}
+            <rect class=${colour(source)} x=${number + 0.05} y=${1 - share} width="0.9" height=${share} /></g>`)}
     </svg>`;
 }

@@ -35,12 +35,12 @@ function Answer({ turn, opened, onOpen }) {
         const text = turn.position ? interpolate(gettext("Number %s in line…"), [formatNumber(turn.position)]) : gettext("Waiting…");
         return html`<span class="muted">${text}</span>`;
     }
-    if (!trace) return html`<span>${textOf(tokens)}</span>${turn.phase === "streaming" && html`<span class="caret" aria-hidden="true"></span>`}`;
+    if (!trace) return html`<span>${textOf(tokens).trimStart()}</span>${turn.phase === "streaming" && html`<span class="caret" aria-hidden="true"></span>`}`;
     const traced = tokens.slice(trace.firstToken, trace.firstToken + trace.counts.length);
     // For the mouse: with the keyboard the slider beside the strip does the same.
-    return html`<span>${textOf(tokens.slice(0, trace.firstToken))}</span>${traced.map((token, number) => html`<span
+    return html`<span>${textOf(tokens.slice(0, trace.firstToken)).trimStart()}</span>${traced.map((token, number) => html`<span
         class=${`token by-${mainKind(trace, number)}${number === opened ? " opened" : ""}`}
-        onClick=${() => onOpen(number === opened ? undefined : number)}>${token.text}</span>`)}`;
+        onClick=${() => onOpen(number === opened ? undefined : number)}>${trace.firstToken + number ? token.text : token.text.trimStart()}</span>`)}`;
 }
 
 /** Who computed most of a token. @param {import("./playground_sources.js").Trace} trace @param {number} token */
