@@ -17,12 +17,14 @@ import numpy.typing as npt
 from kvasir.errors import ConfigError, KernelError
 from kvasir.kernels.build import LIBRARY_NAME, NATIVE_DIR, NEXT_STEP
 
-API_VERSION = 5
+API_VERSION = 6
 
 # experts.h
 BAD_CODE = -5
 NOT_FINITE = -7
 UNKNOWN_EXPONENT = -8
+# sums.h
+BAD_WIDTH = -20
 
 
 class Stack(ctypes.Structure):
@@ -92,6 +94,10 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "kv_kx1_check_packed": (c_int, [c_void_p, c_int64, c_int64, POINTER(c_int64)]),
     "kv_kx1_pack_rows": (c_int, [c_void_p, c_int64, c_int64, c_void_p, POINTER(c_int64), c_int]),
     "kv_kx1_silu_mul": (None, [c_void_p, c_void_p, c_void_p, c_void_p, c_int64]),
+    "kv_sums_add": (None, [c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int]),
+    "kv_sums_pack": (c_int64, [c_void_p, c_int64, c_int64, c_void_p]),
+    "kv_sums_unpack": (c_int, [c_void_p, c_int64, c_int64, c_int64, c_void_p]),
+    "kv_sums_to_float": (None, [c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_int]),
     "kv_matmul": (None, [c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_int]),
     "kv_norm": (None, [c_void_p, c_void_p, c_int64, c_int64, c_float, c_float, c_void_p, c_void_p, c_int]),
     "kv_elementwise": (c_int, [c_void_p, c_int, c_void_p, c_void_p, c_int64, c_void_p, c_int]),

@@ -71,18 +71,18 @@ class VectorFile:
         dtype = f"{'u' if raw.dtype.kind == 'u' else 'i'}{8 * raw.itemsize}"
         return {"offset": offset, "dtype": dtype, "shape": list(raw.shape), "sha256": sha256(raw)}
 
-    def write(self) -> None:
+    def write(self, folder: Path = FOLDER, specification: str = "KX1", version: int = KX1_VERSION) -> None:
         header = {
-            "specification": "KX1",
-            "version": KX1_VERSION,
+            "specification": specification,
+            "version": version,
             "file": "vectors.bin",
             "bytes": len(self.data),
             "sha256": hashlib.sha256(self.data).hexdigest(),
         }
         lines = ",\n".join("  " + json.dumps(case) for case in self.cases)
         head = json.dumps(header)[1:-1]
-        (FOLDER / "vectors.json").write_text(f'{{{head}, "cases": [\n{lines}\n]}}\n')
-        (FOLDER / "vectors.bin").write_bytes(self.data)
+        (folder / "vectors.json").write_text(f'{{{head}, "cases": [\n{lines}\n]}}\n')
+        (folder / "vectors.bin").write_bytes(self.data)
 
 
 def sha256(array: npt.NDArray[Any]) -> str:

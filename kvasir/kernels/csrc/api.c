@@ -40,6 +40,24 @@ void kv_kx1_silu_mul(const kx1_isa *isa, const float *gate, const float *up, flo
     isa->silu_mul(gate, up, h, n);
 }
 
+void kv_sums_add(const float *outputs, const float *weights, const int32_t *pair_rows, int64_t n_pairs,
+                 const int32_t *exponents, int64_t d, int32_t *sums, int n_threads) {
+    sums_add(outputs, weights, pair_rows, n_pairs, exponents, d, sums, n_threads);
+}
+
+int64_t kv_sums_pack(const int32_t *sums, int64_t n_rows, int64_t d, uint8_t *packed) {
+    return sums_pack(sums, n_rows, d, packed);
+}
+
+int kv_sums_unpack(const uint8_t *packed, int64_t n_bytes, int64_t n_rows, int64_t d, int32_t *sums) {
+    return sums_unpack(packed, n_bytes, n_rows, d, sums);
+}
+
+void kv_sums_to_float(const int32_t *sums, const int32_t *exponents, int64_t n_rows, int64_t d, float *out,
+                      int n_threads) {
+    sums_to_float(sums, exponents, n_rows, d, out, n_threads);
+}
+
 void kv_matmul(const kx1_isa *isa, const float *x, int64_t n, int64_t cols, const float *w, int64_t n_out, float *out,
                int n_threads) {
     rowops_matmul(rowops_of(isa), x, n, cols, w, n_out, out, n_threads);

@@ -5,6 +5,7 @@
 
 #include "experts.h"
 #include "rowops.h"
+#include "sums.h"
 
 #ifdef _WIN32
 #define KV_API __declspec(dllexport)
@@ -12,7 +13,7 @@
 #define KV_API __attribute__((visibility("default")))
 #endif
 
-#define KV_API_VERSION 5 /* raise it with every change of a signature or a struct */
+#define KV_API_VERSION 6 /* raise it with every change of a signature or a struct */
 
 KV_API int kv_api_version(void);
 
@@ -33,6 +34,14 @@ KV_API int kv_kx1_check_packed(const uint8_t *rows, int64_t n_rows, int64_t cols
 KV_API int kv_kx1_pack_rows(const float *rows, int64_t n_rows, int64_t cols, uint8_t *packed, int64_t *bad_row,
                             int n_threads);
 KV_API void kv_kx1_silu_mul(const kx1_isa *isa, const float *gate, const float *up, float *h, int64_t n);
+
+/* Sums of weighted outputs. See sums.h. */
+KV_API void kv_sums_add(const float *outputs, const float *weights, const int32_t *pair_rows, int64_t n_pairs,
+                        const int32_t *exponents, int64_t d, int32_t *sums, int n_threads);
+KV_API int64_t kv_sums_pack(const int32_t *sums, int64_t n_rows, int64_t d, uint8_t *packed);
+KV_API int kv_sums_unpack(const uint8_t *packed, int64_t n_bytes, int64_t n_rows, int64_t d, int32_t *sums);
+KV_API void kv_sums_to_float(const int32_t *sums, const int32_t *exponents, int64_t n_rows, int64_t d, float *out,
+                             int n_threads);
 
 /* Float rows; isa is a KX1 build, whose float operations are used. See rowops.h. */
 KV_API void kv_matmul(const kx1_isa *isa, const float *x, int64_t n, int64_t cols, const float *w, int64_t n_out,
