@@ -96,6 +96,7 @@ test("an address that is none, or holds a secret, is not dialled", async () => {
         await assert.rejects(dial(outside, { url }).connecting, EdgeError);
     }
     assert.equal(outside.sockets.length, 0);
+    await assert.rejects(dial(outside, { hello: { ...HELLO, token: "two\nlines" } }).connecting, /control characters/);
 });
 
 test("edges open with a hello, are told apart, and end one by one", async () => {

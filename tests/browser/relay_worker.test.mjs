@@ -213,7 +213,7 @@ test("what is over the budget waits until answers have gone out", async () => {
 });
 
 test("bad rows fail their own dispatch only, and a defect is answered", async () => {
-    const { socket, kernel } = await serving();
+    const { socket, kernel, news } = await serving();
     kernel.failure = (rows) => (rows.includes(200) ? new KernelError("code -128 in row 0") : null);
     const bad = dispatch(2);
     bad.rows[17] = 200;
@@ -225,6 +225,7 @@ test("bad rows fail their own dispatch only, and a defect is answered", async ()
     socket.say(1, dispatch(4));
     await settle();
     assert.deepEqual(socket.on(1).at(-1), fault(4, FaultCode.INTERNAL, "TypeError: a defect"));
+    assert.deepEqual(news.filter(Array.isArray), [[2, 2, 2]]); // faults do not count as computed
     kernel.failure = null;
     socket.say(1, dispatch(5, { isReplyF16: true }));
     await settle();

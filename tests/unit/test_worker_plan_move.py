@@ -39,6 +39,8 @@ def test_looks_have_their_distance() -> None:
     [
         (TOO_MANY_A, PlanMove(A)),
         (demand((A, 3, 2), (B, 5, 2), (C, 1, 2)), PlanMove(B)),  # the one that is held most often
+        (demand((A, 3, 2), (B, 2, 2), (C, 1, 2)), PlanMove(A)),  # one beyond the target is enough
+        (demand((A, 4, 2), (B, 4, 2), (C, 1, 2)), PlanMove(A)),  # the first among equals
         (demand((A, 2, 2), (B, 2, 2), (C, 1, 2)), None),  # just enough of what is held
         (demand((A, 4, 2), (B, 4, 2), (C, 2, 2)), None),  # nothing is lacking
         (demand((ExpertRange(0, 0, 3), 4, 2), (ExpertRange(0, 3, 8), 2, 2), (C, 1, 2)), None),  # one of A just enough
@@ -55,8 +57,8 @@ def test_a_move_waits_for_its_moment_and_looks_again_then() -> None:
     assert next_action(state, NOW + 99) is None
     assert wait_s(state, NOW + 50) == 50
     assert next_action(state, NOW + 100) == Look()
-    state = after.looked(state, TOO_MANY_A, NOW + 101, 60.0)
-    assert next_action(state, NOW + 101) == Withdraw(A)
+    state = after.looked(state, TOO_MANY_A, NOW + 100, 60.0)  # at that very moment
+    assert next_action(state, NOW + 100) == Withdraw(A)
 
 
 def test_a_move_that_has_lost_its_reason_is_not_made() -> None:

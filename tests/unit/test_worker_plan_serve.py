@@ -31,6 +31,17 @@ def test_what_was_fetched_waits_for_what_is_on_its_way_but_not_long(reason: str)
     assert next_action(state, NOW + 10) == Serve((A, C))
 
 
+def test_who_holds_nothing_more_is_at_no_relay() -> None:
+    state = after.served(at_rest(A, pieces=()), ())
+    assert (state.served, state.is_joined) == ((), False)
+    assert after.served(at_rest(A), (A,)).is_joined
+
+
+def test_a_heartbeat_that_states_nothing_keeps_no_promise() -> None:
+    state = at_rest(A, pieces=(piece(A, lease="1" * 16),))
+    assert [item.lease_id for item in after.beaten(state, (), 45.0, NOW, 0.5).pieces] == ["1" * 16]
+
+
 def test_what_was_given_up_is_served_no_longer_whatever_comes() -> None:
     state = at_rest(A, C, pieces=(piece(A), promise(B)), is_fetching=True)
     assert next_action(state, NOW) == Serve((A,))

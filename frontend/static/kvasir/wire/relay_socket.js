@@ -154,8 +154,9 @@ export class RelaySocket {
     #listen(socket) {
         this.#socket = socket;
         this.#outgoing.socket = socket;
+        const opening = openingMessage(this.#options.hello); // throws for a token that cannot travel
         socket.binaryType = "arraybuffer";
-        socket.onopen = () => socket.send(openingMessage(this.#options.hello));
+        socket.onopen = () => socket.send(opening);
         socket.onmessage = (event) => this.#receive(event.data);
         socket.onclose = ({ code, reason }) => {
             const { url } = this.#options;

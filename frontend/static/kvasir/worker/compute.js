@@ -11,6 +11,7 @@ import { f16Reply } from "../wire/half_floats.js";
 import { clipped } from "../wire/texts.js";
 import { join } from "../wire/wire.js";
 import { FaultCode, fault, result } from "../wire/wire_frames.js";
+import { Kind } from "../wire/wire_header.js";
 import { resultBytes } from "../wire/wire_split.js";
 
 /** @typedef {import("../wire/wire_frames.js").Dispatch} Dispatch */
@@ -42,7 +43,8 @@ import { resultBytes } from "../wire/wire_split.js";
  */
 
 /**
- * What was computed: `nPairs` row-experts of `nJobs` dispatches, in `seconds` from their turn to their outputs.
+ * What was computed, faults apart: `nPairs` row-experts of `nJobs` dispatches, in `seconds` from their turn to their
+ * outputs.
  * @typedef {{layer: number, nJobs: number, nPairs: number, seconds: number}} Computed
  */
 
@@ -103,10 +105,16 @@ export class ComputeQueue {
         this.#nInFlight -= 1;
         if (this.#isStopped) return;
         this.#next(); // first: the kernel computes on while the answers are encoded and sent
-        const nPairs = batch.reduce((sum, { dispatch }) => sum + dispatch.pairIds.length, 0);
-        const seconds = (performance.now() - began) / 1000;
-        this.#onComputed({ layer: batch[0].dispatch.layer, nJobs: batch.length, nPairs, seconds });
+        this.#tell(answers, (performance.now() - began) / 1000);
         batch.forEach((job, i) => job.answer(answers[i]));
+    }
+
+    /** @param {readonly (Result | Fault)[]} answers of one layer @param {number} seconds */
+    #tell(answers, seconds) {
+        const results = answers.filter((answer) => answer.kind === Kind.RESULT);
+        if (results.length === 0) return;
+        const nPairs = results.reduce((sum, answer) => sum + answer.nPairs, 0);
+        this.#onComputed({ layer: results[0].layer, nJobs: results.length, nPairs, seconds });
     }
 
     /** @returns {Job[]} the oldest job of the client whose turn it is, and what fits beside it of the same layer */
@@ -182,7 +190,8 @@ async function answersTogether(holdings, dispatches) {
 /** @param {Holdings} holdings @param {Dispatch} dispatch @returns {Promise<Result | Fault>} */
 async function answerAlone(holdings, dispatch) {
     try {
-        return resultOf(dispatch, await compute(holdings, dispatch));
+        // rows of their own: a thread that is sent a view is sent all of the message around it
+        return resultOf(dispatch, await compute(holdings, { ...dispatch, rows: dispatch.rows.slice() }));
     } catch (error) {
         const isRefused =
             error instanceof KernelError && !(error instanceof KernelLostError || error instanceof KernelMemoryError);

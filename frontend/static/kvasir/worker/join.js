@@ -107,21 +107,14 @@ export class RelayWorker {
      */
     async run() {
         let nFailures = 0;
-        while (!this.#stopReason) {
-            let lastedS = 0;
-            try {
-                const socket = await this.#dial();
-                const beganS = this.#outside.nowS();
-                await this.#serve(socket);
-                lastedS = this.#outside.nowS() - beganS;
-            } catch (error) {
-                if (!(error instanceof EdgeError)) throw error;
-                if (!this.#stopReason) this.#lose(error.message);
+        try {
+            while (!this.#stopReason) {
+                nFailures = failuresAfter(nFailures, await this.#connection());
+                await this.#sleep(reconnectDelayS(nFailures, this.#jitter()));
             }
-            nFailures = failuresAfter(nFailures, lastedS);
-            await this.#sleep(reconnectDelayS(nFailures, this.#jitter()));
+        } finally {
+            this.#service.queue.stop();
         }
-        this.#service.queue.stop();
     }
 
     /**
@@ -172,6 +165,20 @@ export class RelayWorker {
             this.#events.onBackbones?.();
         }
         for (const tell of [...this.#whenChanged]) tell();
+    }
+
+    /** @returns {Promise<number>} how many seconds a connection lasted; 0 when there was none */
+    async #connection() {
+        try {
+            const socket = await this.#dial();
+            const beganS = this.#outside.nowS();
+            await this.#serve(socket);
+            return this.#outside.nowS() - beganS;
+        } catch (error) {
+            if (!(error instanceof EdgeError)) throw error;
+            if (!this.#stopReason) this.#lose(error.message);
+            return 0;
+        }
     }
 
     /** @returns {Promise<RelaySocket>} */
