@@ -23,10 +23,11 @@ DEADLINE_S = 60.0  # one wait
 SCENARIO_S = 240.0  # a whole scenario, with the start of the browser
 CLOSING_S = 20.0
 POLL_S = 0.05
-# WebGPU needs the first and nothing else, not even --use-webgpu-adapter; the sandbox needs a user who is not root.
+# WebGPU needs the first and nothing else, not even --use-webgpu-adapter. The sandbox needs a user who is not root.
+# A watchdog would end a GPU process that a busy machine keeps waiting.
 FLAGS = (
-    "--enable-unsafe-webgpu", "--no-sandbox", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
+    "--enable-unsafe-webgpu", "--no-sandbox", "--disable-gpu-watchdog", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
 )  # fmt: skip
 
 

@@ -109,7 +109,7 @@ def test_a_crash_fails_calls_at_once_and_a_new_kernel_computes(static_url: str) 
         assert await wait_until(page, "cut.lost")
         after = await page.evaluate("import('/gpu_checks.js').then((checks) => checks.afterCrash())")
         assert [text.split(":")[0] for text in after["said"]] == ["KernelLostError"] * 2
-        assert after["differences"] == [0, 0]
+        assert (after["tunables"], after["differences"]) == ({"lanes": 4, "tiledFrom": 2**30}, [0, 0])
 
     browse(scenario, seconds=SLOW_S)
 

@@ -30,7 +30,7 @@ import {
 
 const BUFFER_BYTES = 32 * 1024 * 1024; // of a chunk's widest buffer
 const MAX_WORK = 2 ** 31; // weights times pairs of a submission: well below a second on the slowest real GPU
-const MAX_SOFTWARE_WORK = 2 ** 27;
+const MAX_SOFTWARE_WORK = 2 ** 26;
 const READ = 1; // GPUMapMode.READ
 
 /** @typedef {{readback: GPUBuffer, bytes: number, mapped: Promise<undefined>, errors: Promise<GPUError | null>[]}} Submitted */

@@ -7,7 +7,7 @@
 import { GpuUnavailableError, KernelLostError } from "./errors.js";
 import { GpuKernel } from "./gpu_backend.js";
 import { openGpuDevice } from "./gpu_device.js";
-import { NEVER, dotVariants, readSources } from "./gpu_programs.js";
+import { LANES, NEVER, dotVariants, readSources } from "./gpu_programs.js";
 import { measureTunables } from "./gpu_tunables.js";
 import { selfTest } from "./selftest.js";
 
@@ -39,14 +39,24 @@ export async function createGpuKernel({ adapter, software, maxBytes, nInFlight =
     const opened = await openGpuDevice({ adapter, software });
     try {
         const [dot] = dotVariants();
-        const chosen =
-            tunables ?? (opened.isSoftware ? SOFTWARE_TUNABLES : await measureTunables(opened, sources, dot));
+        const known = isUsable(tunables) ? tunables : opened.isSoftware ? SOFTWARE_TUNABLES : null;
+        const chosen = known ?? (await measureTunables(opened, sources, dot));
         return await firstProven(opened, sources, { tunables: chosen, maxBytes, nInFlight });
     } catch (error) {
         opened.device.destroy();
         if (error instanceof KernelLostError) throw new GpuUnavailableError(`${opened.description}: ${error.message}`);
         throw error;
     }
+}
+
+/**
+ * Whether these are tunables that the shaders have: what a browser remembered may be anything.
+ *
+ * @param {GpuTunables | null | undefined} tunables
+ * @returns {tunables is GpuTunables}
+ */
+function isUsable(tunables) {
+    return !!tunables && LANES.includes(tunables.lanes) && Number.isInteger(tunables.tiledFrom) && tunables.tiledFrom > 0;
 }
 
 /**

@@ -46,6 +46,8 @@ const TYPE_FILES = {
     Q8_0: ["words", "q8_0"],
 };
 const PACKED_FEATURE = "packed_4x8_integer_dot_product";
+/** What `lanes` may be. */
+export const LANES = [1, 2, 4, 8, 16];
 /** As `tiledFrom`: `tiled` is not used, and not compiled. */
 export const NEVER = 2 ** 30;
 const COMPUTE = 4; // GPUShaderStage.COMPUTE
