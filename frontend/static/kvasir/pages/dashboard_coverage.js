@@ -2,8 +2,9 @@
 // `dashboard` gives it snapshots. It asks nothing of the server.
 
 import { html, useEffect, useRef, useState } from "../ui/html.js";
+import { cellAfter, cellWords } from "./dashboard_cells.js";
 import { CoverageTable } from "./dashboard_coverage_table.js";
-import { formatBytes, formatRate } from "./dashboard_format.js";
+import { formatRate } from "./dashboard_format.js";
 import { Heatmap } from "./dashboard_heatmap.js";
 import { replicaPixels, themePalette, trafficPixels, trafficTop } from "./dashboard_scale.js";
 
@@ -136,50 +137,6 @@ function listen(canvas, map, cellNow, onCell) {
     { signal },
   );
   return () => controller.abort();
-}
-
-/**
- * Where a key leads from a cell; undefined for keys that lead nowhere, null away from the map.
- * @param {string} key
- * @param {Cell | null} cell
- * @param {number} nLayer
- * @param {number} nExpert
- * @returns {Cell | null | undefined}
- */
-export function cellAfter(key, cell, nLayer, nExpert) {
-  const { layer, expert } = cell ?? { layer: 0, expert: 0 };
-  /** @type {Record<string, Cell | null>} */
-  const ways = {
-    ArrowLeft: { layer, expert: Math.max(0, expert - 1) },
-    ArrowRight: { layer, expert: Math.min(nExpert - 1, expert + 1) },
-    ArrowUp: { layer: Math.max(0, layer - 1), expert },
-    ArrowDown: { layer: Math.min(nLayer - 1, layer + 1), expert },
-    Home: { layer, expert: 0 },
-    End: { layer, expert: nExpert - 1 },
-    PageUp: { layer: 0, expert },
-    PageDown: { layer: nLayer - 1, expert },
-    Escape: null,
-  };
-  if (!(key in ways)) return undefined;
-  return cell === null && key !== "Escape" ? { layer: 0, expert: 0 } : ways[key];
-}
-
-/**
- * A cell in words.
- * @param {Snapshot} snapshot
- * @param {Cell} cell
- * @returns {string}
- */
-export function cellWords({ model, coverage, traffic }, { layer, expert }) {
-  const i = layer * model.n_expert + expert;
-  if (model.expert_bytes[layer] === 0) return interpolate(gettext("Layer %s has no experts"), [layer]);
-  const parts = [
-    interpolate(gettext("Layer %(layer)s, expert %(expert)s"), { layer, expert }, true),
-    interpolate(ngettext("%s of %s replica", "%s of %s replicas", coverage.targets[i]), [coverage.replicas[i], coverage.targets[i]]),
-  ];
-  if (coverage.pending[i]) parts.push(interpolate(gettext("%s on the way"), [coverage.pending[i]]));
-  parts.push(interpolate(gettext("%s rows/s"), [formatRate(traffic[i])]), formatBytes(model.expert_bytes[layer]));
-  return parts.join(" · ");
 }
 
 function ReplicaLegend() {
