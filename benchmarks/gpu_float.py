@@ -104,7 +104,7 @@ class FloatGpuExpert:
         if program.quant_type is None:
             return self._silu
         if program not in self._pipelines:
-            names = ("float_common", TYPE_FILES[program.quant_type], BODIES[program.kind])
+            names = ("float_matmul", TYPE_FILES[program.quant_type], BODIES[program.kind])
             header = f"const LANES = {self._tunables.lanes}u;\n"
             self._pipelines[program] = self._device.compiled(header + "\n".join(map(_file, names)), names[-1])
         return self._pipelines[program]

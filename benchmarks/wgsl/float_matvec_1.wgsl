@@ -1,4 +1,4 @@
-// A matrix times one row: LANES invocations share a weight row. After a header, float_common.wgsl and a type.
+// A matrix times one row: LANES invocations share a weight row. After a header, float_matmul.wgsl and a type.
 
 const INVOCATIONS = 64u;
 

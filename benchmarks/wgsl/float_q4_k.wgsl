@@ -1,4 +1,4 @@
-// Q4_K as floats. After float_common.wgsl.
+// Q4_K as floats. After float_matmul.wgsl.
 
 const BLOCK_BYTES = 144u;
 

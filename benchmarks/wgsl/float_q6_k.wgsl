@@ -1,4 +1,4 @@
-// Q6_K as floats. After float_common.wgsl.
+// Q6_K as floats. After float_matmul.wgsl.
 
 const BLOCK_BYTES = 210u;
 

@@ -1,5 +1,5 @@
 // A matrix times up to 32 rows: a workgroup computes 32 weight rows times 32 pairs, an invocation four of each, 64
-// weights at a time in workgroup memory. After float_common.wgsl and a type.
+// weights at a time in workgroup memory. After float_matmul.wgsl and a type.
 
 const INVOCATIONS = 64u;
 const TILE = 32u;
