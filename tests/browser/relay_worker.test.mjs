@@ -6,8 +6,11 @@ import { test } from "node:test";
 import { KernelError } from "/static/kvasir/kernels/errors.js";
 import { FIRST_S, STEADY_S } from "/static/kvasir/wire/reconnect.js";
 import { FaultCode, RefuseCode, Role, fault, goaway, pause, ping, pong, refuse } from "/static/kvasir/wire/wire_frames.js";
-import { Kind, WireType, makeLimits } from "/static/kvasir/wire/wire_header.js";
+import { recordHead } from "/static/kvasir/wire/relay_records.js";
+import { encode, join } from "/static/kvasir/wire/wire.js";
+import { Kind, WireType, checksum, makeLimits } from "/static/kvasir/wire/wire_header.js";
 import { RelayWorker } from "/static/kvasir/worker/join.js";
+import { mixed } from "./golden_frames.mjs";
 import * as scripted from "./scripted_relay.mjs";
 
 const { KERNEL, MODEL, ScriptedKernel, ScriptedOutside, backboneHello, dispatch, holdingsOf, outputsOf, settle } = scripted;
@@ -81,18 +84,43 @@ for (const [changes, code, reason] of REFUSALS) {
         assert.deepEqual([refusal.kind, refusal.code, more], [Kind.REFUSE, code, []]);
         assert.match(refusal.message, reason);
         assert.equal(worker.nBackbones, 0);
+        socket.say(1, ping(1)); // the edge is closed
+        await settle();
+        assert.equal(socket.on(1).length, 1);
     });
 }
 
 test("a full worker refuses, and takes another when one has left", async () => {
-    const { socket } = await serving({ maxClients: 1 });
+    const { socket, news } = await serving({ maxClients: 1 });
     socket.say(2, backboneHello());
     await settle();
     assert.equal(socket.on(2)[0].code, RefuseCode.FULL);
     socket.say(1, fault(0, FaultCode.GONE, "backbone gone"));
+    await settle();
     socket.say(3, backboneHello());
     await settle();
     assert.equal(socket.on(3)[0].kind, Kind.WELCOME);
+    assert.deepEqual(news, ["joined", "1 backbones", "0 backbones", "1 backbones"]);
+});
+
+test("bytes that are no frame are refused before the welcome, and end the edge after it", async () => {
+    const { socket } = await serving();
+    const sayDamaged = (edge, frame, at, value) => {
+        const data = join(encode(frame));
+        data[at] = value;
+        socket.sayBytes(join([recordHead(edge, data.length), data]));
+    };
+    sayDamaged(1, dispatch(1), 60, 77);
+    sayDamaged(2, backboneHello(), 40, 77);
+    sayDamaged(3, backboneHello(), 4, 9);
+    await settle();
+    const [, ended] = socket.on(1);
+    assert.deepEqual([ended.kind, ended.request, ended.code], [Kind.FAULT, 0, FaultCode.PROTOCOL]);
+    assert.match(ended.message, /checksum/);
+    const [malformed, version] = [...socket.on(2), ...socket.on(3)];
+    assert.deepEqual([malformed.kind, malformed.code], [Kind.REFUSE, RefuseCode.MALFORMED]);
+    assert.deepEqual([version.kind, version.code], [Kind.REFUSE, RefuseCode.VERSION]);
+    assert.match(version.message, /version 9 .* speaks 1/);
 });
 
 const FAULTS = [
@@ -210,6 +238,21 @@ test("what is over the budget waits until answers have gone out", async () => {
     await settle();
     assert.deepEqual(results(socket).map(({ request }) => request), [1, 2, 3, 4, 5]);
     assert.ok(!worker.owes);
+});
+
+test("answers that a slow line holds back count as under way", async () => {
+    const { socket, kernel, outside } = await serving({ maxInflightBytes: 3 * COST });
+    socket.bufferedAmount = 2 ** 20;
+    for (let request = 1; request <= 4; request++) {
+        socket.say(1, dispatch(request));
+        await settle();
+    }
+    const nComputed = () => kernel.calls.reduce((sum, { nPairs }) => sum + nPairs, 0);
+    assert.equal(nComputed(), 3); // of which three answers wait, of 1068 bytes each
+    socket.bufferedAmount = 0;
+    await outside.pass(0.01);
+    assert.equal(nComputed(), 4);
+    assert.deepEqual(results(socket).map(({ request }) => request), [1, 2, 3, 4]);
 });
 
 test("bad rows fail their own dispatch only, and a defect is answered", async () => {
@@ -347,4 +390,32 @@ test("a relay that was steady is dialled again soon", async () => {
     assert.equal(outside.sockets.length, nBefore + 1);
     worker.stop("done"); // while it dials
     await ended;
+});
+
+test("whatever a relay says, it is answered, or ends its edge or the socket; and nothing is a defect", async (context) => {
+    const complaints = context.mock.method(console, "error", () => undefined);
+    let [nEdges, nSockets, n] = [0, 0, 0];
+    const chance = (most) => (mixed((n += 1)) >>> 7) % most;
+    const said = [backboneHello(), dispatch(1), dispatch(2, { nRows: 2, pairIds: [1, 2, 3] }), ping(1), goaway("bye"), pause(5)];
+    for (let round = 0; round < 150; round++) {
+        const { socket, worker, ended } = await serving();
+        for (let i = 0; i < 3 && !socket.isClosed; i++) {
+            const frame = join(encode(said[chance(said.length)]));
+            for (let k = chance(3); k > 0; k--) frame[chance(frame.length)] ^= 1 << chance(8);
+            if (chance(2) === 0) new DataView(frame.buffer).setUint32(32, checksum(frame, [frame.subarray(36)]), true);
+            const record = join([recordHead([0, 1, 1, 1, 1, 2, 2, 3][chance(8)], frame.length), frame]);
+            const noise = join([record, recordHead(1, 8), new Uint8Array(8)]);
+            const cut = noise.subarray(0, chance(noise.length));
+            socket.sayBytes([noise, cut, record, record, record, record, record, record][chance(8)]);
+            await settle();
+        }
+        nSockets += socket.isClosed;
+        nEdges += worker.nBackbones === 0;
+        worker.stop("done");
+        await settle();
+        socket.hangUp();
+        await ended;
+    }
+    assert.equal(complaints.mock.callCount(), 0, String(complaints.mock.calls[0]?.arguments[0]?.stack));
+    assert.ok(nSockets > 20 && nEdges > 60 && nEdges < 140, `${nSockets} sockets and ${nEdges} edges ended`);
 });
