@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from tests.browser.browser_thread import SharedPage, shared_page
 from tests.browser.chromium import Chromium, browse, wait_until
 
+SHADERS = Path(__file__).parents[2] / "frontend/static/kvasir/kernels/wgsl"
 SLOW_S = 240.0  # compiling shaders on a loaded machine
 
 
@@ -112,6 +114,31 @@ def test_a_crash_fails_calls_at_once_and_a_new_kernel_computes(static_url: str) 
         assert (after["tunables"], after["differences"]) == ({"lanes": 4, "tiledFrom": 2**30}, [0, 0])
 
     browse(scenario, seconds=SLOW_S)
+
+
+def described_with_fault(static_url: str, name: str, right: str, wrong: str) -> str:
+    """What a kernel says when one shader file computes something else."""
+
+    async def scenario(browser: Chromium) -> str:
+        source = (SHADERS / name).read_text()
+        assert right in source
+        faulty = source.replace(right, wrong)
+        await browser.context.route(f"**/{name}", lambda route: route.fulfill(body=faulty, content_type="text/wgsl"))
+        page = await browser.open(f"{static_url}/blank.html")
+        ask = "import('/gpu_checks.js').then((checks) => checks.describeOrRefuse())"
+        return str(await page.evaluate(ask))
+
+    return browse(scenario, seconds=SLOW_S)
+
+
+def test_a_device_that_miscomputes_packed_products_is_used_without_them(static_url: str) -> None:
+    said = described_with_fault(static_url, "dot_packed.wgsl", "dot4I8Packed(", "1 + dot4I8Packed(")
+    assert said.startswith("google swiftshader, dot_plain, ")
+
+
+def test_a_device_that_miscomputes_is_refused_with_the_digest_that_differs(static_url: str) -> None:
+    said = described_with_fault(static_url, "silu.wgsl", "378194u", "370000u")
+    assert said.startswith("KernelError: the kernel failed its self-test: outputs of the first expert have digest ")
 
 
 @pytest.mark.parametrize("quant_type", ["Q4_K", "Q5_K", "Q6_K", "Q8_0"])

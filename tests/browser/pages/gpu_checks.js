@@ -239,3 +239,11 @@ export async function afterCrash() {
     const { tunables } = await made;
     return { said, tunables, differences: await compareGolden(await made, each) };
 }
+
+/** A kernel of this page, whose shaders the test has changed: what it says of itself, or why there is none. */
+export async function describeOrRefuse() {
+    return createGpuKernel({ software: true, maxBytes: CAPACITY }).then(
+        (gpu) => gpu.description,
+        (error) => `${error.name}: ${error.message}`,
+    );
+}
