@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from backbone.engine.transport import NoWorkers
 from backbone.management.generation import generate
 from kvasir.budget import WORKER_OVERHEAD_BYTES
 from tests.browser.chromium import DEADLINE_S, Chromium, wait_until
+from tests.browser.raw_chromium import Tab
 from tests.swarm.agent_process import AgentProcess
 from tests.swarm.service_process import ServiceProcess, service_process
 
@@ -34,7 +36,9 @@ TAP = """(() => {
         constructor(url, options) {
             super(url, options);
             this.addEventListener("message", ({ data }) => {
-                if (data.type === "state") window.contribution = data.state;
+                if (data.type !== "state") return;
+                window.contribution = data.state;
+                (window.phases ??= []).push(data.state.phase);
             });
         }
     };
@@ -81,12 +85,6 @@ class Site:
         assert answer.status_code == 200, answer.text
         return str(answer.json()["choices"][0]["text"])
 
-    def workers(self, token: str) -> list[dict[str, Any]]:
-        """Coverage runs as the market counts them, by any node's token."""
-        headers = {"authorization": f"Bearer {token}"}
-        answer = httpx.get(f"{self.url}/api/expert-demand", headers=headers, timeout=DEADLINE_S).json()
-        return [segment for layer in answer["models"][0]["layers"] for segment in layer["segments"]]
-
 
 @contextmanager
 def half_served_site(directory: Path) -> Iterator[Site]:
@@ -128,13 +126,18 @@ async def serving(page: Page) -> None:
     await wait_until(page, WAS_TESTED, 2 * DEADLINE_S)
 
 
-async def answers_alike(site: Site, page: Page, seed: int) -> int:
-    """Ask until the tab has computed a part; every text must be the in-process one. Returns its row-experts."""
-    before = int(await page.evaluate("contribution.served.nRowExperts"))
+async def answers_alike(site: Site, page: Page | Tab, seed: int, state: str = "contribution") -> int:
+    """Ask until the tab has computed a part; every text must be the in-process one. Returns its row-experts.
+
+    `state` is where the page keeps what its worker published.
+    """
+    count = f"{state}.served.nRowExperts"
+    before = int(await page.evaluate(count))
     expected = await site.alone(seed)
-    for _ in range(20):
+    until = time.monotonic() + 2 * DEADLINE_S
+    while time.monotonic() < until:
         assert await site.ask(seed) == expected
-        now = int(await page.evaluate("contribution.served.nRowExperts"))
+        now = int(await page.evaluate(count))
         if now > before:
             return now - before
-    raise AssertionError(f"the tab computed nothing: {await page.evaluate('JSON.stringify(contribution)')}")
+    raise AssertionError(f"the tab computed nothing: {await page.evaluate(f'JSON.stringify({state})')}")

@@ -78,10 +78,19 @@ class Tab:
     async def wait_until(self, expression: str, seconds: float = DEADLINE_S) -> Any:
         """The expression's value once it is true. Bounded; says what the value was."""
         until = time.monotonic() + seconds
-        while not (value := await self.evaluate(expression)):
+        while not (value := await self._evaluate_if_there(expression)):
             assert time.monotonic() < until, f"{expression!r} was {value!r} for {seconds} s"
             await asyncio.sleep(POLL_S)
         return value
+
+    async def _evaluate_if_there(self, expression: str) -> Any:
+        """None while the tab has no page yet, or changes it."""
+        try:
+            return await self.evaluate(expression)
+        except AssertionError as error:
+            if "xecution context" not in str(error):
+                raise
+            return None
 
     async def activate(self) -> None:
         """Bring it to the front: the tab that was there becomes hidden."""
