@@ -11,13 +11,18 @@ var<workgroup> weight_codes: array<vec4<u32>, 4u * TILE>;
 var<workgroup> input_codes: array<vec4<u32>, 4u * TILE>;
 var<workgroup> pair_starts: array<u32, TILE>;
 
-struct Sums { a: Sum, b: Sum, c: Sum, d: Sum } // of an invocation's four rows
+// Of an invocation's four rows: blocks, their sums, and the sums of their shifted values.
+struct Blocks { a: Block, b: Block, c: Block, d: Block }
+
+struct Sums { a: Sum, b: Sum, c: Sum, d: Sum }
+
+struct Accs { a: Wide, b: Wide, c: Wide, d: Wide }
 
 @compute @workgroup_size(INVOCATIONS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
   let task = tasks[shape.first_task + group.y];
   let first_row = shape.first_row + group.x * TILE;
-  let row = first_row + local / STEP;
+  let at = local / STEP;
   let column = local % STEP;
   if (local < TILE) {
     pair_starts[local] = input_start(task, local);
@@ -29,15 +34,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     pair_starts[column + 2u * STEP],
     pair_starts[column + 3u * STEP],
   );
-  var acc_a = wide_zero();
-  var acc_b = wide_zero();
-  var acc_c = wide_zero();
-  var acc_d = wide_zero();
+  var accs = Accs();
   for (var number = 0u; number < shape.n_blocks; number++) {
-    let a = block_of(task, last_row(row), number);
-    let b = block_of(task, last_row(row + STEP), number);
-    let c = block_of(task, last_row(row + 2u * STEP), number);
-    let d = block_of(task, last_row(row + 3u * STEP), number);
+    let blocks = blocks_of(task, first_row + at, number);
     let x = starts + Uints(number * QUADS);
     let facts = facts_of(inputs_at(x, FACTS));
     var sums = Sums();
@@ -45,38 +44,54 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
       workgroupBarrier();
       share_codes(task, first_row, number, piece, local);
       workgroupBarrier();
-      let even = even_multiplier(facts, piece);
-      let odd = odd_multiplier(facts, piece);
-      let scales_a = piece_scales(a, piece);
-      let scales_b = piece_scales(b, piece);
-      let scales_c = piece_scales(c, piece);
-      let scales_d = piece_scales(d, piece);
-      let at = local / STEP;
-      let first = shared_inputs(column, 0u);
-      let second = shared_inputs(column, 1u);
-      sums.a = add_dots(sums.a, scales_a.xy, shared_dots(at, 0u, first), shared_dots(at, 1u, second), even);
-      sums.b = add_dots(sums.b, scales_b.xy, shared_dots(at + 8u, 0u, first), shared_dots(at + 8u, 1u, second), even);
-      sums.c = add_dots(sums.c, scales_c.xy, shared_dots(at + 16u, 0u, first), shared_dots(at + 16u, 1u, second), even);
-      sums.d = add_dots(sums.d, scales_d.xy, shared_dots(at + 24u, 0u, first), shared_dots(at + 24u, 1u, second), even);
-      let third = shared_inputs(column, 2u);
-      let fourth = shared_inputs(column, 3u);
-      sums.a = add_dots(sums.a, scales_a.zw, shared_dots(at, 2u, third), shared_dots(at, 3u, fourth), odd);
-      sums.b = add_dots(sums.b, scales_b.zw, shared_dots(at + 8u, 2u, third), shared_dots(at + 8u, 3u, fourth), odd);
-      sums.c = add_dots(sums.c, scales_c.zw, shared_dots(at + 16u, 2u, third), shared_dots(at + 16u, 3u, fourth), odd);
-      sums.d = add_dots(sums.d, scales_d.zw, shared_dots(at + 24u, 2u, third), shared_dots(at + 24u, 3u, fourth), odd);
+      sums = add_half(sums, blocks, piece, 0u, at, column, even_multiplier(facts, piece));
+      sums = add_half(sums, blocks, piece, 2u, at, column, odd_multiplier(facts, piece));
     }
-    let low = inputs_at(x, SUMS);
-    let high = inputs_at(x, SUMS + 1u);
-    acc_a = wide_add(acc_a, wide_shift_down(block_value(add_mins(sums.a, a, low, high), a), facts.shift));
-    acc_b = wide_add(acc_b, wide_shift_down(block_value(add_mins(sums.b, b, low, high), b), facts.shift));
-    acc_c = wide_add(acc_c, wide_shift_down(block_value(add_mins(sums.c, c, low, high), c), facts.shift));
-    acc_d = wide_add(acc_d, wide_shift_down(block_value(add_mins(sums.d, d, low, high), d), facts.shift));
+    accs = add_values(accs, sums, blocks, inputs_at(x, SUMS), inputs_at(x, SUMS + 1u), facts.shift);
   }
   let row_exponent = facts_of(inputs_at(starts, FACTS)).row_exponent;
-  store_apart(task, column, row, output_bits(acc_a, row_exponent, task.ew));
-  store_apart(task, column, row + STEP, output_bits(acc_b, row_exponent, task.ew));
-  store_apart(task, column, row + 2u * STEP, output_bits(acc_c, row_exponent, task.ew));
-  store_apart(task, column, row + 3u * STEP, output_bits(acc_d, row_exponent, task.ew));
+  store_apart(task, column, first_row + at, output_bits(accs.a, row_exponent, task.ew));
+  store_apart(task, column, first_row + at + STEP, output_bits(accs.b, row_exponent, task.ew));
+  store_apart(task, column, first_row + at + 2u * STEP, output_bits(accs.c, row_exponent, task.ew));
+  store_apart(task, column, first_row + at + 3u * STEP, output_bits(accs.d, row_exponent, task.ew));
+}
+
+fn blocks_of(task: Task, row: u32, number: u32) -> Blocks {
+  return Blocks(
+    block_of(task, last_row(row), number),
+    block_of(task, last_row(row + STEP), number),
+    block_of(task, last_row(row + 2u * STEP), number),
+    block_of(task, last_row(row + 3u * STEP), number),
+  );
+}
+
+// Add the even (kind 0) or the odd (kind 2) sub-block of a piece, for all four rows.
+fn add_half(sums: Sums, blocks: Blocks, piece: u32, kind: u32, at: u32, column: u32, multiplier: Ints) -> Sums {
+  let first = shared_inputs(column, kind);
+  let second = shared_inputs(column, kind + 1u);
+  return Sums(
+    add_shared(sums.a, blocks.a, piece, kind, at, first, second, multiplier),
+    add_shared(sums.b, blocks.b, piece, kind, at + STEP, first, second, multiplier),
+    add_shared(sums.c, blocks.c, piece, kind, at + 2u * STEP, first, second, multiplier),
+    add_shared(sums.d, blocks.d, piece, kind, at + 3u * STEP, first, second, multiplier),
+  );
+}
+
+fn add_shared(
+  sum: Sum, block: Block, piece: u32, kind: u32, row: u32, first: Quads, second: Quads, multiplier: Ints
+) -> Sum {
+  let all = piece_scales(block, piece);
+  let scales = select(all.zw, all.xy, kind == 0u);
+  return add_dots(sum, scales, shared_dots(row, kind, first), shared_dots(row, kind + 1u, second), multiplier);
+}
+
+fn add_values(accs: Accs, sums: Sums, blocks: Blocks, low: Quads, high: Quads, shift: Uints) -> Accs {
+  return Accs(
+    wide_add(accs.a, wide_shift_down(block_value(add_mins(sums.a, blocks.a, low, high), blocks.a), shift)),
+    wide_add(accs.b, wide_shift_down(block_value(add_mins(sums.b, blocks.b, low, high), blocks.b), shift)),
+    wide_add(accs.c, wide_shift_down(block_value(add_mins(sums.c, blocks.c, low, high), blocks.c), shift)),
+    wide_add(accs.d, wide_shift_down(block_value(add_mins(sums.d, blocks.d, low, high), blocks.d), shift)),
+  );
 }
 
 // Rows past the matrix's end are computed as its last row, and not stored.
