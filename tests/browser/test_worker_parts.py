@@ -11,3 +11,7 @@ def test_the_worker_behind_a_relay() -> None:
 
 def test_the_market_client() -> None:
     run_node_tests("market_client.test.mjs", 11)
+
+
+def test_the_compute_queue() -> None:
+    run_node_tests("compute_queue.test.mjs", 10)
