@@ -5,14 +5,19 @@ Anybody may watch; nobody may say anything. `kvasir_site.asgi` mounts it.
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from channels.generic.websocket import AsyncWebsocketConsumer
+from redis.exceptions import RedisError
 
 from frontend.live_feed import GROUP, feed
 
+SERVICE_RESTART = 1012
 TRY_AGAIN_LATER = 1013
 POLICY_VIOLATION = 1008
+
+logger = logging.getLogger(__name__)
 
 
 class LiveConsumer(AsyncWebsocketConsumer):
@@ -28,6 +33,9 @@ class LiveConsumer(AsyncWebsocketConsumer):
         """Serve until the end, whatever ends it."""
         try:
             await super().__call__(scope, receive, send)
+        except (RedisError, OSError) as error:  # the layer's; the page dials again by itself
+            logger.warning("a watcher is lost: %s: %s", type(error).__name__, error)
+            await send({"type": "websocket.close", "code": SERVICE_RESTART, "reason": "the message store was lost"})
         finally:
             if self._is_counted:
                 feed().leave()
