@@ -21,7 +21,7 @@ from playwright.async_api import BrowserContext, CDPSession, ConsoleMessage, Pag
 T = TypeVar("T")
 DEADLINE_S = 60.0  # one wait
 SCENARIO_S = 240.0  # a whole scenario, with the start of the browser
-CLOSING_S = 20.0
+CLOSING_S = 60.0
 POLL_S = 0.05
 # WebGPU needs the first and nothing else, not even --use-webgpu-adapter. The sandbox needs a user who is not root.
 # A watchdog would end a GPU process that a busy machine keeps waiting.

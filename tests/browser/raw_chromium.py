@@ -6,6 +6,7 @@ Used by the tests of hidden, frozen and discarded tabs. A tab here is a `Tab`; o
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import subprocess
 import tempfile
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed
 
 from tests.browser.chromium import CLOSING_S, DEADLINE_S, FLAGS, POLL_S, executable
 
@@ -30,7 +32,9 @@ class RawChromium:
         self._reader = asyncio.create_task(self._read())
 
     async def send(self, method: str, session: str | None = None, **params: Any) -> dict[str, Any]:
-        """A command's result. Raises AssertionError with the browser's reason, TimeoutError when none comes."""
+        """A command's result. Raises AssertionError with the browser's reason, TimeoutError when none comes,
+        ConnectionError when the browser goes meanwhile.
+        """
         self._number += 1
         answer = self._waiting[self._number] = asyncio.get_running_loop().create_future()
         command = {"id": self._number, "method": method, "params": params}
@@ -48,15 +52,20 @@ class RawChromium:
         return Tab(self, target, session)
 
     async def close(self) -> None:
-        """Ask the browser to end, as a person does."""
-        await self.send("Browser.close")
+        """Ask the browser to end, as a person does. It may be gone before it answers."""
+        with contextlib.suppress(ConnectionError, ConnectionClosed):
+            await self.send("Browser.close")
         self._reader.cancel()
 
     async def _read(self) -> None:
-        async for text in self._socket:
-            said = json.loads(text)
-            if (answer := self._waiting.pop(said.get("id"), None)) and not answer.done():
-                answer.set_result(said)
+        with contextlib.suppress(ConnectionClosed):
+            async for text in self._socket:
+                said = json.loads(text)
+                if (answer := self._waiting.pop(said.get("id"), None)) and not answer.done():
+                    answer.set_result(said)
+        for answer in self._waiting.values():
+            if not answer.done():
+                answer.set_exception(ConnectionError("the browser is gone"))
 
 
 class Tab:
