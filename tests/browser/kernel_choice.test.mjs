@@ -4,7 +4,12 @@ import assert from "node:assert/strict";
 import test from "node:test";
 
 import { BothKernel } from "/static/kvasir/kernels/both_kernel.js";
-import { KernelMemoryError, UnsupportedBrowserError } from "/static/kvasir/kernels/errors.js";
+import {
+    GpuUnavailableError,
+    KernelError,
+    KernelMemoryError,
+    UnsupportedBrowserError,
+} from "/static/kvasir/kernels/errors.js";
 import { chooseKernel, crossing } from "/static/kvasir/kernels/kernel_choice.js";
 import { measureKernel } from "/static/kvasir/kernels/kernel_measure.js";
 import { KX1_FINGERPRINT, expertBytes } from "/static/kvasir/kernels/kx1_format.js";
@@ -85,6 +90,89 @@ test("a kernel is measured at each size, and left as it was", async () => {
     assert.ok(Object.values(times).every((ms) => ms > 0));
     assert.equal(kernel.loadedBytes, 0);
     kernel.close();
+});
+
+/**
+ * A maker of "GPUs" for `chooseKernel`, whose calls take as long as `msOf` says of their number of pairs.
+ *
+ * @returns {{create: Function, made: object[]}}
+ */
+function fakeGpus(msOf, description = "a GPU") {
+    const made = [];
+    const create = async ({ maxBytes, tunables }) => {
+        const loaded = new Map();
+        const gpu = {
+            backend: "webgpu", name: "kx1", fingerprint: KX1_FINGERPRINT, description, lost: new Promise(() => {}),
+            capacityBytes: maxBytes, loadedBytes: 0, tunables: tunables ?? { lanes: 8, tiledFrom: 16 },
+            given: tunables, isClosed: false, nCalls: 0,
+            load: async (key, weights) => void loaded.set(key, weights),
+            unload: (key) => loaded.delete(key),
+            compute: async ({ pairKeys, dModel }) => {
+                gpu.nCalls++;
+                const ms = msOf(pairKeys.length);
+                if (ms > 0) await new Promise((resolve) => setTimeout(resolve, ms));
+                return new Float32Array(pairKeys.length * dModel);
+            },
+            close: () => (gpu.isClosed = true),
+        };
+        made.push(gpu);
+        return gpu;
+    };
+    return { create, made };
+}
+
+const SLOW = 200; // milliseconds: far more than the small shape takes in WebAssembly
+
+for (const [what, msOf, backend, gpuFrom] of [
+    ["a GPU that is fast throughout takes every message", () => 0, "webgpu", 0],
+    ["a GPU that is slow throughout takes none", () => SLOW, "wasm", Infinity],
+    ["a GPU that is fast with many pairs takes those", (n) => (n < 64 ? SLOW : 0), "both", 64],
+]) {
+    test(`${what}, and the next start knows`, async () => {
+        const gpus = fakeGpus(msOf);
+        const remembered = memory();
+        const options = { budgetBytes: BUDGET, shape: SHAPE, wasm: WASM, remembered, createGpu: gpus.create };
+        const first = await chooseKernel(options);
+        assert.equal(first.backend, backend);
+        assert.equal(gpus.made[0].isClosed, backend === "wasm");
+        assert.equal(remembered.record.gpuFrom, gpuFrom);
+        assert.ok(gpus.made[0].nCalls > 0);
+        const second = await chooseKernel(options);
+        assert.equal(second.backend, backend);
+        assert.deepEqual([gpus.made[1].nCalls, gpus.made[1].given], [0, { lanes: 8, tiledFrom: 16 }]);
+        for (const kernel of [first, second]) kernel.close();
+    });
+}
+
+test("another GPU than the remembered one is measured anew", async () => {
+    const older = { description: "an older GPU", tunables: { lanes: 2, tiledFrom: 8 } };
+    const [gpus, remembered] = [fakeGpus(() => SLOW), memory({ gpu: older, build: null, gpuFrom: 0 })];
+    const options = { budgetBytes: BUDGET, shape: SHAPE, wasm: WASM, remembered };
+    const kernel = await chooseKernel({ ...options, createGpu: gpus.create });
+    assert.equal(kernel.backend, "wasm");
+    assert.deepEqual(gpus.made.map((gpu) => gpu.isClosed), [true, true]);
+    assert.equal(remembered.record.gpu.description, "a GPU");
+    kernel.close();
+});
+
+test("the test switch takes the GPU alone, and is not remembered", async () => {
+    const [gpus, remembered] = [fakeGpus(() => SLOW), memory()];
+    const options = { budgetBytes: BUDGET, software: true, wasm: WASM, remembered };
+    const kernel = await chooseKernel({ ...options, createGpu: gpus.create });
+    assert.deepEqual([kernel.backend, remembered.record], ["webgpu", null]);
+});
+
+test("a GPU that cannot be used leaves WebAssembly, and the reason is told", async () => {
+    for (const error of [new GpuUnavailableError("no adapter"), new KernelError("failed its self-test")]) {
+        const told = [];
+        const createGpu = async () => Promise.reject(error);
+        const options = { budgetBytes: BUDGET, wasm: WASM, report: (reason) => told.push(reason) };
+        const kernel = await chooseKernel({ ...options, createGpu });
+        assert.deepEqual([kernel.backend, told], ["wasm", [error]]);
+        kernel.close();
+    }
+    const broken = async () => Promise.reject(new TypeError("a bug"));
+    await assert.rejects(chooseKernel({ budgetBytes: BUDGET, wasm: WASM, createGpu: broken }), TypeError);
 });
 
 /** Two kernels in one, the first as if it were the GPU. */

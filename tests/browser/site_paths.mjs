@@ -1,5 +1,5 @@
-// Lets node import what the static site of the browser tests serves: `node --import ./site_paths.mjs …`. Addresses that
-// begin with /static/kvasir/ are files of the front end.
+// Lets node import what the static site of the browser tests serves: `node --import ./site_paths.mjs …`. Addresses
+// that begin with /static/kvasir/ are files of the front end.
 
 import { registerHooks } from "node:module";
 
@@ -8,6 +8,7 @@ const PREFIX = "/static/kvasir/";
 
 registerHooks({
     resolve(specifier, context, next) {
-        return next(specifier.startsWith(PREFIX) ? new URL(specifier.slice(PREFIX.length), FRONTEND).href : specifier, context);
+        const isServed = specifier.startsWith(PREFIX);
+        return next(isServed ? new URL(specifier.slice(PREFIX.length), FRONTEND).href : specifier, context);
     },
 });

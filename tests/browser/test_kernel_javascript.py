@@ -22,7 +22,7 @@ def test_both_compilers_of_the_engine_give_the_same_bits(compiler: str) -> None:
 
 
 def test_choice_of_a_kernel_in_node() -> None:
-    run_node_tests("kernel_choice.test.mjs", 7)
+    run_node_tests("kernel_choice.test.mjs", 13)
 
 
 def test_builds_in_the_repository_are_those_of_the_sources() -> None:

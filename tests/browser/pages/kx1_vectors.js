@@ -22,12 +22,14 @@ const UNSEEN = ["scale", "round"];
  * @returns {Promise<{nCases: number, differing: string[]}>}
  */
 export async function checkVectors({ cases, bytes }, instance) {
-    const packedRows = new Map(cases.filter((c) => c.kind === "quantise").map((c) => [c.name, arraysOf(c, bytes).packed]));
+    const quantised = cases.filter((each) => each.kind === "quantise");
+    const packedRows = new Map(quantised.map((each) => [each.name, arraysOf(each, bytes).packed]));
     const context = { instance, packedRows };
     const differing = [];
     const seen = cases.filter((each) => !UNSEEN.includes(each.kind));
     for (const each of seen) {
-        if (!(await CHECKS[each.kind](each, arraysOf(each, bytes), context))) differing.push(`${each.kind} ${each.name}`);
+        const isRight = await CHECKS[each.kind](each, arraysOf(each, bytes), context);
+        if (!isRight) differing.push(`${each.kind} ${each.name}`);
     }
     return { nCases: seen.length, differing };
 }
@@ -42,7 +44,9 @@ const CHECKS = {
     "words": (_, { seeds, words: wanted }) =>
         [...seeds].every((seed, i) => same(words(seed, 16), wanted.subarray(16 * i, 16 * i + 16))),
     "quantise": ({ cols }, { rows, packed }, { instance }) =>
-        same(goldenRows(cols), rows) && same(instance.packRows(rows, cols), packed) && same(packRows(rows, cols), packed),
+        same(goldenRows(cols), rows) &&
+        same(instance.packRows(rows, cols), packed) &&
+        same(packRows(rows, cols), packed),
     "refuse": ({ cols }, { packed }) => rowsOf(packed, packedRowBytes(cols)).every((row) => refuses(row, cols)),
     "silu": (_, { gate, up, outputs }, { instance }) => same(instance.siluMul(gate, up), outputs),
     "silu hash": async ({ n, sha256: wanted }, _, { instance }) =>

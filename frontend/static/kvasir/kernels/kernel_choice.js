@@ -42,7 +42,9 @@ import { createWasmKernel } from "./wasm_kernel.js";
  * @property {boolean} [measure] false: the GPU where there is one, without measuring
  * @property {Remembered | null} [remembered]
  * @property {{dModel: number, dFf: number}} [shape] of the experts to come: what is measured
+ * @property {(reason: Error) => void} [report] hears why the GPU or WebAssembly cannot be used here
  * @property {Omit<WasmKernelOptions, "maxBytes" | "build">} [wasm]
+ * @property {typeof createGpuKernel} [createGpu] another maker than the product's: the tests'
  */
 
 const USUAL_SHAPE = { dModel: 3072, dFf: 1024 };
@@ -61,6 +63,7 @@ export const NO_WEBGPU =
 export async function chooseKernel(options) {
     const record = (await options.remembered?.read()) ?? null;
     const found = await findKernels(options, record);
+    for (const reason of found.reasons) options.report?.(reason);
     const { gpu, wasm } = found;
     if (!gpu && !wasm) throw noKernel(found.reasons);
     if (!gpu || !wasm) {
@@ -77,7 +80,7 @@ export async function chooseKernel(options) {
  * @typedef {object} Found
  * @property {GpuKernel | null} gpu
  * @property {WasmKernel | null} wasm
- * @property {unknown[]} reasons why one of them is not there
+ * @property {KernelError[]} reasons why one of them is not there
  */
 
 /**
@@ -116,13 +119,13 @@ async function orReason(found, find) {
  * @param {KernelChoiceOptions} options
  * @param {KernelRecord | null} record
  */
-async function findGpu({ budgetBytes, software = false }, record) {
+async function findGpu({ budgetBytes, software = false, createGpu = createGpuKernel }, record) {
     const known = record?.gpu ?? null;
     const wanted = { software, maxBytes: budgetBytes };
-    const kernel = await createGpuKernel({ ...wanted, tunables: known?.tunables ?? null });
+    const kernel = await createGpu({ ...wanted, tunables: known?.tunables ?? null });
     if (!known || kernel.description === known.description) return kernel;
     kernel.close(); // another device than the one that was measured
-    return createGpuKernel(wanted);
+    return createGpu(wanted);
 }
 
 /**
@@ -214,7 +217,7 @@ async function remember({ remembered, software }, { gpu, wasm }, gpuFrom) {
     });
 }
 
-/** @param {unknown[]} reasons */
+/** @param {KernelError[]} reasons */
 function noKernel(reasons) {
     const faults = reasons.filter((r) => !(r instanceof GpuUnavailableError || r instanceof UnsupportedBrowserError));
     if (faults.length) return faults[0];
