@@ -330,6 +330,15 @@ test("it leaves with a goodbye, after what is under way is answered", async () =
     assert.ok(!worker.isJoined);
 });
 
+test("it leaves at once when nothing is under way", async () => {
+    const { socket, worker, ended, outside } = await serving();
+    assert.ok(worker.isJoined);
+    worker.stop("the visitor leaves");
+    await ended;
+    assert.deepEqual(socket.on(1).slice(1), [goaway("the visitor leaves")]);
+    assert.equal(outside.now, 1000);
+});
+
 test("a kernel that never answers does not hold up the goodbye", async () => {
     const { socket, kernel, worker, ended, outside } = await serving();
     kernel.isHolding = true;
@@ -346,6 +355,7 @@ test("a kernel that never answers does not hold up the goodbye", async () => {
 
 test("a relay that is away is dialled again, later and later, and at once when asked to", async () => {
     const { outside, news, worker, ended } = world();
+    assert.ok(!worker.isJoined);
     for (let n = 1; n <= 4; n++) {
         await settle();
         assert.equal(outside.sockets.length, n);
@@ -367,6 +377,8 @@ test("a relay that is away is dialled again, later and later, and at once when a
     await settle();
     assert.deepEqual([news[4], worker.isJoined], ["joined", false]);
     assert.match(news[5], /1012: the relay stops/);
+    await outside.pass(FIRST_S * 2 ** 4 * 0.55 - 0.001); // a relay that takes and drops is as bad as none
+    assert.equal(outside.sockets.length, 5);
     worker.stop("done"); // while it waits
     await ended;
     assert.deepEqual(outside.timers.filter(({ atS }) => atS > outside.now + 1), []);

@@ -6,7 +6,7 @@ from tests.browser.node_tests import run_node_tests
 
 
 def test_the_worker_behind_a_relay() -> None:
-    run_node_tests("relay_worker.test.mjs", 27)
+    run_node_tests("relay_worker.test.mjs", 28)
 
 
 def test_the_market_client() -> None:
