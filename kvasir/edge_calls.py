@@ -12,10 +12,11 @@ from typing import Protocol
 import numpy as np
 
 from kvasir.edge_handshake import checked_welcome
-from kvasir.edge_inflight import MAX_LATE, Inflight, InflightBudget, Pending
+from kvasir.edge_inflight import MAX_LATE, Answer, Inflight, InflightBudget, Pending
 from kvasir.errors import EdgeError, EdgeTimeout, WireError, WorkerFault
 from kvasir.experts import ExpertRange, FloatRows
 from kvasir.kernels.api import EncodedRows, Pairs, RowFormat
+from kvasir.kernels.sums import RowSums
 from kvasir.wire_frames import (
     Dispatch,
     Fault,
@@ -27,10 +28,12 @@ from kvasir.wire_frames import (
     Pong,
     ReplyType,
     Result,
+    SumOrder,
+    SumResult,
     Welcome,
 )
 from kvasir.wire_header import PROTOCOL_LIMITS, Limits
-from kvasir.wire_split import DispatchPart, result_bytes, split_dispatch
+from kvasir.wire_split import DispatchPart, split_dispatch
 
 
 class EdgeLink(Protocol):
@@ -124,12 +127,40 @@ class Edge:
         change until the call ends. Raises EdgeTimeout after `deadline_s` seconds (a late answer is dropped),
         WorkerFault when the worker says why it did not compute, EdgeError when the edge is or gets closed.
         """
+        parts = self._parts(rows, row_format, pair_rows, pair_ids, None)
+        whole = np.empty((len(pair_ids), self.welcome.d_model), np.float32) if len(parts) != 1 else None
+        return np.asarray(await self._call(layer, parts, whole, reply, deadline_s), np.float32)
+
+    async def dispatch_sums(
+        self,
+        layer: int,
+        rows: EncodedRows,
+        row_format: RowFormat,
+        pair_rows: Pairs,
+        pair_ids: Pairs,
+        order: SumOrder,
+        deadline_s: float,
+    ) -> RowSums:
+        """As `dispatch`, but yields the integer sums of each row's weighted outputs: i32 [n_rows, d_model]."""
+        parts = self._parts(rows, row_format, pair_rows, pair_ids, order)
+        whole = np.zeros((len(rows), self.welcome.d_model), np.int32) if len(parts) != 1 else None
+        return np.asarray(await self._call(layer, parts, whole, ReplyType.F32, deadline_s), np.int32)
+
+    def _parts(
+        self, rows: EncodedRows, row_format: RowFormat, pair_rows: Pairs, pair_ids: Pairs, order: SumOrder | None
+    ) -> list[DispatchPart]:
         welcome = self.welcome
         self._check_open()
         if row_format is not welcome.row_format:
             raise EdgeError(f"worker {self._address} takes {welcome.row_format.name} rows, not {row_format.name}")
-        parts = split_dispatch(rows, pair_rows, pair_ids, welcome.d_model, welcome.limits) if len(pair_ids) else []
-        whole = np.empty((len(pair_ids), welcome.d_model), np.float32) if len(parts) != 1 else None
+        if not len(pair_ids):
+            return []
+        return split_dispatch(rows, pair_rows, pair_ids, welcome.d_model, welcome.limits, order)
+
+    async def _call(
+        self, layer: int, parts: list[DispatchPart], whole: Answer | None, reply: ReplyType, deadline_s: float
+    ) -> Answer:
+        """Send parts and wait for all their answers; `whole` is where they are put together, unless there is one."""
         sent: list[Pending] = []
         try:
             async with asyncio.timeout(deadline_s):
@@ -178,7 +209,7 @@ class Edge:
 
     def _handle(self, frame: Frame) -> None:
         match frame:
-            case Result():
+            case Result() | SumResult():
                 self._take_result(frame)
             case Fault(0, code, message):
                 raise EdgeError(f"worker {self._address} ended the edge ({code.name}): {message}")
@@ -195,16 +226,17 @@ class Edge:
             case _:
                 raise EdgeError(f"worker {self._address} sent {type(frame).__name__}, which only a backbone sends")
 
-    def _take_result(self, result: Result) -> None:
+    def _take_result(self, result: Result | SumResult) -> None:
         pending = self._answered(result)
         wrong = pending.mismatch(result)
         if wrong is not None:
             error = EdgeError(f"worker {self._address}: result {result.request} {wrong}")
             pending.fail(error)
             raise error
-        pending.succeed(result.outputs.astype(np.float32, copy=False))
+        outputs = result.sums if isinstance(result, SumResult) else result.outputs.astype(np.float32, copy=False)
+        pending.succeed(outputs)
 
-    def _answered(self, frame: Result | Fault) -> Pending:
+    def _answered(self, frame: Result | SumResult | Fault) -> Pending:
         try:
             pending = self._inflight.answered(frame)
         except EdgeError as error:
@@ -213,10 +245,10 @@ class Edge:
         return pending
 
     async def _send_all(
-        self, layer: int, parts: list[DispatchPart], whole: FloatRows | None, reply: ReplyType, sent: list[Pending]
+        self, layer: int, parts: list[DispatchPart], whole: Answer | None, reply: ReplyType, sent: list[Pending]
     ) -> None:
         """Send the parts as the budget allows, those together that it allows at once; `sent` grows with them."""
-        costs = [part.rows.nbytes + result_bytes(len(part.pair_ids), self.welcome.d_model) for part in parts]
+        costs = [part.cost(self.welcome.d_model) for part in parts]
         is_granted = False
         for i, (part, cost) in enumerate(zip(parts, costs, strict=True)):
             if not is_granted:
@@ -227,7 +259,8 @@ class Edge:
             except BaseException:
                 self._budget.give(cost + (costs[i + 1] if is_granted else 0))
                 raise
-            pending.into, pending.places = whole, part.pairs
+            in_rows = slice(part.first_row, part.first_row + len(part.rows))
+            pending.into, pending.places = whole, part.pairs if part.sums is None else in_rows
             sent.append(pending)
 
     def _send(self, layer: int, part: DispatchPart, cost: int, reply: ReplyType, *, has_more: bool) -> Pending:
@@ -243,6 +276,7 @@ class Edge:
             part.pair_ids,
             reply,
             has_more,
+            part.sums,
         )
         self._link.send(dispatch, welcome.limits)
         return self._inflight.add(dispatch, cost)

@@ -14,9 +14,12 @@ import numpy.typing as npt
 
 from kvasir.errors import EdgeError
 from kvasir.experts import FloatRows
-from kvasir.wire_frames import Dispatch, Fault, ReplyType, Result
+from kvasir.kernels.sums import RowSums
+from kvasir.wire_frames import Dispatch, Fault, ReplyType, Result, SumResult
 
 LAST_NUMBER = 2**32 - 1
+Answer = FloatRows | RowSums  # outputs [n_pairs, d_model], or sums [n_rows, d_model]
+
 MAX_LATE = 1024  # answers that nobody waits for any more, before the edge is given up
 
 
@@ -83,8 +86,9 @@ class Pending:
     d_model: int
     reply: ReplyType
     cost: int
-    answer: asyncio.Future[FloatRows]
-    into: FloatRows | None = None  # where the outputs are to be written, [n_pairs, d_model]; None: nowhere else
+    answer: asyncio.Future[Answer]
+    n_sum_rows: int | None = None  # of an answer in sums
+    into: Answer | None = None  # where the whole dispatch's answer is put together; None: this is all of it
     places: npt.NDArray[np.intp] | slice | None = None  # at which of its rows
 
     @property
@@ -102,7 +106,7 @@ class Pending:
         """Nobody waits any more; an answer that still comes is dropped."""
         self.answer.cancel()
 
-    def succeed(self, outputs: FloatRows) -> None:
+    def succeed(self, outputs: Answer) -> None:
         """Hand the outputs over, if anyone still waits. Copied while they are in cache."""
         if self.answer.done():
             return
@@ -111,8 +115,10 @@ class Pending:
             outputs = self.into
         self.answer.set_result(outputs)
 
-    def mismatch(self, result: Result) -> str | None:
+    def mismatch(self, result: Result | SumResult) -> str | None:
         """What is wrong with this answer, or None."""
+        if isinstance(result, SumResult) or self.n_sum_rows is not None:
+            return self._sums_mismatch(result)
         asked = (self.layer, self.n_pairs, self.d_model)
         given = (result.layer, *result.outputs.shape)
         if given != asked:
@@ -120,6 +126,15 @@ class Pending:
         if result.outputs.dtype == np.float16 and self.reply is not ReplyType.F16:
             return "is f16, asked was f32"
         return None
+
+    def _sums_mismatch(self, result: Result | SumResult) -> str | None:
+        if self.n_sum_rows is None:
+            return "is sums, asked were outputs"
+        if not isinstance(result, SumResult):
+            return "is outputs, asked were sums"
+        asked = (self.layer, self.n_pairs, self.n_sum_rows, self.d_model)
+        given = (result.layer, result.n_pairs, *result.sums.shape)
+        return None if given == asked else f"has (layer, pairs, rows, d_model) {given}, asked was {asked}"
 
 
 class Inflight:
@@ -142,12 +157,14 @@ class Inflight:
 
     def add(self, dispatch: Dispatch, cost: int) -> Pending:
         """Remember a dispatch that was sent."""
-        answer: asyncio.Future[FloatRows] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         pending = Pending(dispatch.layer, len(dispatch.pair_ids), dispatch.d_model, dispatch.reply, cost, answer)
+        if dispatch.sums is not None:
+            pending.n_sum_rows = len(dispatch.rows)
         self._pending[dispatch.request] = pending
         return pending
 
-    def answered(self, frame: Result | Fault) -> Pending:
+    def answered(self, frame: Result | SumResult | Fault) -> Pending:
         """The request that this frame answers; it is no longer in flight. Raises EdgeError when there is none."""
         pending = self._pending.pop(frame.request, None)
         if pending is None:

@@ -12,13 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from kvasir.checksum import crc32
-from kvasir.errors import WireError
+from kvasir.errors import KernelError, WireError
 from kvasir.kernels.api import RowFormat
-from kvasir.wire_frames import Dispatch, Frame, ReplyType, Result
+from kvasir.kernels.sums import pack_sums, unpack_sums
+from kvasir.wire_frames import Dispatch, Frame, ReplyType, Result, SumOrder, SumResult
 from kvasir.wire_header import (
     CHECKED_BYTES,
     FLAG_MORE,
     FLAG_REPLY_F16,
+    FLAG_SUMS,
     HEADER_BYTES,
     MAX_PAYLOAD_BYTES,
     PROTOCOL_LIMITS,
@@ -45,6 +47,8 @@ def encode(frame: Frame, limits: Limits = PROTOCOL_LIMITS) -> list[Buffer]:
         header, payload = _dispatch_parts(frame)
     elif isinstance(frame, Result):
         header, payload = _result_parts(frame)
+    elif isinstance(frame, SumResult):
+        header, payload = _sum_result_parts(frame)
     else:
         kind, request, data = pack_payload(frame)
         header, payload = Header(kind, request=request, payload_bytes=len(data)), [data] if data else []
@@ -186,18 +190,28 @@ def _dispatch_parts(frame: Dispatch) -> tuple[Header, list[Buffer]]:
         raise WireError(f"rows are {frame.rows.dtype} {frame.rows.shape}, uint8 [n_rows, {width}] is needed")
     pairs = np.empty((2, n_pairs), "<i4")
     pairs[0], pairs[1] = frame.pair_rows, frame.pair_ids
+    order = [] if frame.sums is None else _order_parts(frame.sums, n_pairs, len(frame.rows))
     header = Header(
         Kind.DISPATCH,
         WireType(frame.row_format),
-        (FLAG_REPLY_F16 if frame.reply is ReplyType.F16 else 0) | (FLAG_MORE if frame.has_more else 0),
+        (FLAG_REPLY_F16 if frame.reply is ReplyType.F16 else 0)
+        | (FLAG_MORE if frame.has_more else 0)
+        | (FLAG_SUMS if frame.sums is not None else 0),
         frame.request,
         frame.layer,
         len(frame.rows),
         n_pairs,
         frame.d_model,
-        pairs.nbytes + frame.rows.nbytes,
+        pairs.nbytes + sum(map(len, order)) + frame.rows.nbytes,
     )
-    return header, [_view(pairs), _view(frame.rows)]
+    return header, [_view(pairs), *order, _view(frame.rows)]
+
+
+def _order_parts(order: SumOrder, n_pairs: int, n_rows: int) -> list[Buffer]:
+    if order.weights.shape != (n_pairs,) or order.exponents.shape != (n_rows,):
+        shapes = f"{order.weights.shape} and {order.exponents.shape}"
+        raise WireError(f"weights and exponents have shapes {shapes}, [n_pairs] and [n_rows] is needed")
+    return [_view(order.weights.astype("<f4", copy=False)), _view(order.exponents.astype("<i4", copy=False))]
 
 
 def _result_parts(frame: Result) -> tuple[Header, list[Buffer]]:
@@ -210,14 +224,37 @@ def _result_parts(frame: Result) -> tuple[Header, list[Buffer]]:
     return header, [_view(outputs.astype(outputs.dtype.newbyteorder("<"), copy=False))]
 
 
+def _sum_result_parts(frame: SumResult) -> tuple[Header, list[Buffer]]:
+    try:
+        packed = pack_sums(frame.sums)
+    except KernelError as error:
+        raise WireError(str(error)) from error
+    n_rows, d_model = frame.sums.shape
+    header = Header(
+        Kind.RESULT, WireType.SUMS, 0, frame.request, frame.layer, n_rows, frame.n_pairs, d_model, len(packed)
+    )
+    return header, [_view(packed)]
+
+
 def _frame(header: Header, payload: memoryview) -> Frame:
+    if header.wire_type is WireType.SUMS:
+        try:
+            sums = unpack_sums(np.frombuffer(payload, np.uint8), header.n_rows, header.d_model)
+        except KernelError as error:
+            raise WireError(str(error)) from error
+        return SumResult(header.request, header.layer, header.n_pairs, sums)
     if header.kind is Kind.RESULT:
         dtype = "<f2" if header.wire_type is WireType.F16 else "<f4"
         outputs = np.frombuffer(payload, dtype).reshape(header.n_pairs, header.d_model)
         return Result(header.request, header.layer, outputs)
     if header.kind is Kind.DISPATCH:
         pairs = np.frombuffer(payload, "<i4", 2 * header.n_pairs)
-        rows = np.frombuffer(payload, np.uint8, offset=pairs.nbytes)
+        order, start = None, pairs.nbytes
+        if header.flags & FLAG_SUMS:
+            weights = np.frombuffer(payload, "<f4", header.n_pairs, start)
+            order = SumOrder(weights, np.frombuffer(payload, "<i4", header.n_rows, start + weights.nbytes))
+            start += weights.nbytes + order.exponents.nbytes
+        rows = np.frombuffer(payload, np.uint8, offset=start)
         return Dispatch(
             header.request,
             header.layer,
@@ -228,6 +265,7 @@ def _frame(header: Header, payload: memoryview) -> Frame:
             pairs[header.n_pairs :],
             ReplyType.F16 if header.flags & FLAG_REPLY_F16 else ReplyType.F32,
             bool(header.flags & FLAG_MORE),
+            order,
         )
     return unpack_payload(header, payload)
 

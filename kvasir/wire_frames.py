@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from kvasir.experts import ExpertRange, FloatRows
 from kvasir.kernels.api import EncodedRows, Pairs, RowFormat
+from kvasir.kernels.sums import Exponents, RowSums, Weights
 from kvasir.wire_header import PROTOCOL_LIMITS, Limits
 
 MAX_TEXT_BYTES = 1024
@@ -100,6 +101,14 @@ class Refuse:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class SumOrder:
+    """What a worker needs to answer with a row of integers for each row, not an output a pair (docs/kx1.md, step 7)."""
+
+    weights: Weights  # [n_pairs] what each output is multiplied by
+    exponents: Exponents  # [n_rows] the unit of each row's integers is 2^exponent
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Dispatch:
     """Rows and what to compute: expert `pair_ids[i]` (local id) of row `pair_rows[i]`, for every pair i."""
 
@@ -112,6 +121,7 @@ class Dispatch:
     pair_ids: Pairs  # [n_pairs]
     reply: ReplyType = ReplyType.F32
     has_more: bool = False  # another one of the same layer follows at once; the worker may wait for it
+    sums: SumOrder | None = None  # answer with a SumResult
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,6 +131,16 @@ class Result:
     request: int
     layer: int
     outputs: FloatRows | HalfRows  # [n_pairs, d_model]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SumResult:
+    """The answer to a Dispatch with a SumOrder: one row of integers for each of its rows."""
+
+    request: int
+    layer: int
+    n_pairs: int  # of the Dispatch
+    sums: RowSums  # [n_rows, d_model]
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +180,7 @@ class Pong:
     number: int
 
 
-Frame = Hello | Welcome | Refuse | Dispatch | Result | Fault | Pause | Goaway | Ping | Pong
+Frame = Hello | Welcome | Refuse | Dispatch | Result | SumResult | Fault | Pause | Goaway | Ping | Pong
 
 
 def has_controls(text: str) -> bool:

@@ -56,11 +56,16 @@ class WireType(IntEnum):
     F32 = 1
     KX1 = 2
     F16 = 3
+    SUMS = 4
 
 
 FLAG_REPLY_F16 = 1  # Dispatch: answer in f16 where the values fit
 FLAG_MORE = 2  # Dispatch: another one of the same layer follows at once, computing them together is cheaper
+FLAG_SUMS = 4  # Dispatch: weights and exponents are there; answer with sums
+DISPATCH_FLAGS = FLAG_REPLY_F16 | FLAG_MORE | FLAG_SUMS
 TENSOR_KINDS = frozenset({Kind.DISPATCH, Kind.RESULT})
+DISPATCH_TYPES = frozenset({WireType.F32, WireType.KX1})
+RESULT_TYPES = frozenset({WireType.F32, WireType.F16, WireType.SUMS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +116,9 @@ class Header:
             self._check_plain()
             return
         self._check_counts(limits)
-        if self.payload_bytes != (wanted := self.tensor_bytes()):
+        least, most = self.tensor_bytes()
+        if not least <= self.payload_bytes <= most:
+            wanted = f"{most}" if least == most else f"{least} to {most}"
             raise WireError(
                 f"{self.kind.name} with {self.n_rows} rows, {self.n_pairs} pairs and d_model {self.d_model} "
                 f"needs a payload of {wanted} bytes, not {self.payload_bytes}"
@@ -125,26 +132,36 @@ class Header:
 
     def _check_counts(self, limits: Limits) -> None:
         is_dispatch = self.kind is Kind.DISPATCH
-        if self.wire_type not in ({WireType.F32, WireType.KX1} if is_dispatch else {WireType.F32, WireType.F16}):
+        if self.wire_type not in (DISPATCH_TYPES if is_dispatch else RESULT_TYPES):
             raise WireError(f"{self.kind.name} cannot carry values of type {self.wire_type.name}")
-        if self.flags & ~(FLAG_REPLY_F16 | FLAG_MORE if is_dispatch else 0):
+        if self.flags & ~(DISPATCH_FLAGS if is_dispatch else 0):
             raise WireError(f"{self.kind.name} has unknown flags {self.flags:#04x}")
+        if self.flags & FLAG_SUMS and self.flags & FLAG_REPLY_F16:
+            raise WireError("DISPATCH asks for sums and for f16; sums are integers")
         if self.request == 0:
             raise WireError(f"{self.kind.name} has request number 0; numbers start at 1")
         if not 1 <= self.d_model <= MAX_D_MODEL:
             raise WireError(f"d_model is {self.d_model}, 1 to {MAX_D_MODEL} is allowed")
         if not 1 <= self.n_pairs <= limits.max_pairs:
             raise WireError(f"{self.n_pairs} pairs in one frame, 1 to {limits.max_pairs} is allowed")
-        if is_dispatch and not 1 <= self.n_rows <= limits.max_rows:
+        has_rows = is_dispatch or self.wire_type is WireType.SUMS
+        if has_rows and not 1 <= self.n_rows <= limits.max_rows:
             raise WireError(f"{self.n_rows} rows in one frame, 1 to {limits.max_rows} is allowed")
-        if not is_dispatch and self.n_rows:
+        if not has_rows and self.n_rows:
             raise WireError(f"RESULT has n_rows {self.n_rows}; it counts its rows as pairs")
+        if (self.flags & FLAG_SUMS or self.wire_type is WireType.SUMS) and self.d_model % KX1_VALUES:
+            raise WireError(f"sums have whole blocks of {KX1_VALUES} values; d_model is {self.d_model}")
 
-    def tensor_bytes(self) -> int:
-        """Payload bytes that the counts of a Dispatch or Result call for."""
+    def tensor_bytes(self) -> tuple[int, int]:
+        """The least and the most payload bytes that the counts of a Dispatch or Result call for."""
+        if self.wire_type is WireType.SUMS:
+            return self.n_rows * (self.d_model // KX1_VALUES), sums_bytes(self.n_rows, self.d_model)
         if self.kind is Kind.RESULT:
-            return self.n_pairs * self.d_model * (2 if self.wire_type is WireType.F16 else 4)
-        return 8 * self.n_pairs + self.n_rows * encoded_row_bytes(RowFormat(self.wire_type), self.d_model)
+            exact = self.n_pairs * self.d_model * (2 if self.wire_type is WireType.F16 else 4)
+        else:
+            exact = 8 * self.n_pairs + self.n_rows * encoded_row_bytes(RowFormat(self.wire_type), self.d_model)
+            exact += 4 * (self.n_pairs + self.n_rows) if self.flags & FLAG_SUMS else 0
+        return exact, exact
 
     def pack(self, payload: Iterable[Buffer]) -> bytes:
         """The header's bytes, with the checksum over itself and `payload`."""
@@ -178,6 +195,11 @@ def encoded_row_bytes(row_format: RowFormat, d_model: int) -> int:
     if d_model % KX1_VALUES:
         raise WireError(f"KX1 rows have whole blocks of {KX1_VALUES} values; d_model is {d_model}")
     return d_model // KX1_VALUES * KX1_BLOCK_BYTES
+
+
+def sums_bytes(n_rows: int, d_model: int) -> int:
+    """The most bytes that packed sums of some rows can have."""
+    return n_rows * (4 * d_model + d_model // KX1_VALUES)
 
 
 def checksum(head: Buffer, payload: Iterable[Buffer]) -> int:

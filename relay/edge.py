@@ -12,10 +12,11 @@ from enum import Enum
 from typing import NamedTuple
 
 from kvasir.errors import WireError
-from kvasir.wire_header import HEADER, HEADER_BYTES, MAGIC, VERSION, Buffer, Kind
+from kvasir.wire_header import FLAG_SUMS, HEADER, HEADER_BYTES, MAGIC, VERSION, Buffer, Kind, sums_bytes
 
 VALUE_BYTES = 4  # an f16 answer may have to go as f32
 PAIR_BYTES = 8  # in a dispatch; not counted as under way, as over TCP
+ORDER_BYTES = 4  # of a pair's weight and of a row's exponent in a dispatch for sums; not counted either
 MAX_NOTICES = 64  # pauses and the like that a side may send beyond the answers that were given
 
 _MAY_REACH_WORKER = frozenset({Kind.DISPATCH, Kind.GOAWAY, Kind.FAULT})
@@ -40,9 +41,9 @@ class FrameFacts(NamedTuple):
 
     kind: int
     request: int
-    n_pairs: int
-    d_model: int
     payload_bytes: int
+    asked_bytes: int  # of a dispatch: what counts as under way of itself, its rows
+    reply_bytes: int  # and the most that its answer may have
 
 
 @dataclass(slots=True)
@@ -60,14 +61,24 @@ def read_facts(message: Buffer, start: int, stop: int) -> FrameFacts:
     """The facts of the frame at `message[start:stop]`. Raises EdgeBrokenError when it cannot be one."""
     if stop - start < HEADER_BYTES:
         raise EdgeBrokenError(f"frame of {stop - start} bytes, the header alone has {HEADER_BYTES}")
-    magic, version, kind, _, _, request, _, _, n_pairs, d_model, payload_bytes, _ = HEADER.unpack_from(message, start)
+    magic, version, kind, _, flags, request, _, n_rows, n_pairs, d_model, payload_bytes, _ = HEADER.unpack_from(
+        message, start
+    )
     if magic != MAGIC:
         raise EdgeBrokenError(f"frame starts with {magic!r}, {MAGIC!r} is needed")
     if version != VERSION:
         raise EdgeBrokenError(f"frame of wire version {version} on an edge of version {VERSION}")
     if payload_bytes != stop - start - HEADER_BYTES:
         raise EdgeBrokenError(f"frame says {payload_bytes} payload bytes, it has {stop - start - HEADER_BYTES}")
-    return FrameFacts(kind, request, n_pairs, d_model, payload_bytes)
+    if kind != Kind.DISPATCH:
+        return FrameFacts(kind, request, payload_bytes, 0, 0)
+    uncounted = n_pairs * PAIR_BYTES
+    if flags & FLAG_SUMS:
+        uncounted += ORDER_BYTES * (n_pairs + n_rows)
+        reply_bytes = sums_bytes(n_rows, d_model)
+    else:
+        reply_bytes = n_pairs * d_model * VALUE_BYTES
+    return FrameFacts(kind, request, payload_bytes, max(payload_bytes - uncounted, 0), reply_bytes)
 
 
 class EdgeLedger:
@@ -141,8 +152,7 @@ class EdgeLedger:
     def _owe(self, facts: FrameFacts) -> bool:
         if facts.request == 0 or facts.request in self._owed:
             raise EdgeBrokenError(f"the backbone used request number {facts.request}, which is 0 or still unanswered")
-        reply_bytes = facts.n_pairs * facts.d_model * VALUE_BYTES
-        asked_bytes = max(facts.payload_bytes - facts.n_pairs * PAIR_BYTES, 0)
+        asked_bytes, reply_bytes = facts.asked_bytes, facts.reply_bytes
         used_bytes = self._used_bytes + asked_bytes + reply_bytes
         all_asked_bytes = self._asked_bytes + asked_bytes
         if self._owed and (used_bytes > self._credit_bytes or all_asked_bytes > self._credit_bytes // 2):

@@ -6,10 +6,12 @@ native code runs.
 
 from __future__ import annotations
 
+from kvasir.errors import KernelError
 from kvasir.kernels.api import Pairs
-from kvasir.wire_frames import Dispatch, Fault, FaultCode, Hello, Refuse, RefuseCode, Role
+from kvasir.kernels.sums import check_sum_request
+from kvasir.wire_frames import Dispatch, Fault, FaultCode, Hello, Refuse, RefuseCode, Role, clipped
 from kvasir.wire_header import Limits
-from kvasir.wire_split import result_bytes
+from kvasir.wire_split import answer_bytes
 from kvasir.worker.holdings import Holdings
 
 
@@ -50,17 +52,31 @@ def dispatch_fault(dispatch: Dispatch, holdings: Holdings, peer: Limits) -> Faul
             f"rows are {dispatch.row_format.name} of {dispatch.d_model} values, "
             f"{wanted[0].name} of {wanted[1]} are needed",
         )
-    answer_bytes = result_bytes(len(dispatch.pair_ids), dispatch.d_model)
-    if answer_bytes > peer.max_payload_bytes or len(dispatch.pair_ids) > peer.max_pairs:
+    n_bytes = answer_bytes_of(dispatch)
+    if n_bytes > peer.max_payload_bytes or len(dispatch.pair_ids) > peer.max_pairs:
         return Fault(
             dispatch.request,
             FaultCode.TOO_LARGE,
-            f"the answer would have {len(dispatch.pair_ids)} pairs in {answer_bytes} bytes; the backbone takes "
+            f"the answer would have {len(dispatch.pair_ids)} pairs in {n_bytes} bytes; the backbone takes "
             f"{peer.max_pairs} pairs in {peer.max_payload_bytes} bytes",
         )
     wrong = _outside("row number", dispatch.pair_rows, len(dispatch.rows))
     wrong = wrong or _outside("local id", dispatch.pair_ids, loaded.n_expert)
-    return Fault(dispatch.request, FaultCode.BAD_IDS, wrong) if wrong else None
+    if wrong:
+        return Fault(dispatch.request, FaultCode.BAD_IDS, wrong)
+    try:
+        if dispatch.sums is not None:
+            order = dispatch.sums
+            check_sum_request(order.weights, dispatch.pair_rows, order.exponents, len(dispatch.rows))
+    except KernelError as error:
+        return Fault(dispatch.request, FaultCode.BAD_ROWS, clipped(str(error)))
+    return None
+
+
+def answer_bytes_of(dispatch: Dispatch) -> int:
+    """The most payload bytes that the answer to a dispatch may have."""
+    is_sums = dispatch.sums is not None
+    return answer_bytes(len(dispatch.rows), len(dispatch.pair_ids), dispatch.d_model, is_sums=is_sums)
 
 
 def _outside(what: str, numbers: Pairs, count: int) -> str | None:

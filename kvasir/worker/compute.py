@@ -21,10 +21,13 @@ import numpy as np
 from kvasir.errors import KernelError
 from kvasir.experts import FloatRows
 from kvasir.kernels.api import LoadedExperts
-from kvasir.wire_frames import Dispatch, Fault, FaultCode, ReplyType, Result, clipped, f16_reply
+from kvasir.kernels.sums import sum_outputs
+from kvasir.wire_frames import Dispatch, Fault, FaultCode, ReplyType, Result, SumResult, clipped, f16_reply
 from kvasir.wire_split import result_bytes
 
 MAX_BATCH_BYTES = 44 * 1024 * 1024  # of outputs computed together, unless one job alone has more
+
+Answer = Result | SumResult | Fault
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +38,7 @@ class Job:
 
     client: Hashable
     dispatch: Dispatch
-    answer: Callable[[Result | Fault], None]
+    answer: Callable[[Answer], None]
 
     @property
     def n_pairs(self) -> int:
@@ -83,7 +86,7 @@ class ComputeQueue:
         if self._waiting:
             self._to_thread.put(self._next_batch())
 
-    def _computed(self, batch: Sequence[Job], answers: Sequence[Result | Fault]) -> None:
+    def _computed(self, batch: Sequence[Job], answers: Sequence[Answer]) -> None:
         self._next()  # first: the thread computes on while the answers are encoded and sent
         for job, answer in zip(batch, answers, strict=True):
             job.answer(answer)
@@ -123,7 +126,7 @@ def _output_bytes(job: Job) -> int:
     return result_bytes(job.n_pairs, job.dispatch.d_model)
 
 
-def compute_batch(loaded: LoadedExperts, batch: Sequence[Job]) -> list[Result | Fault]:
+def compute_batch(loaded: LoadedExperts, batch: Sequence[Job]) -> list[Answer]:
     """The answers to jobs of one layer, in their order. Runs in the compute thread; never raises."""
     if len(batch) > 1:
         try:
@@ -133,7 +136,7 @@ def compute_batch(loaded: LoadedExperts, batch: Sequence[Job]) -> list[Result | 
     return [_answer_alone(loaded, job) for job in batch]
 
 
-def _answers_together(loaded: LoadedExperts, batch: Sequence[Job]) -> list[Result | Fault]:
+def _answers_together(loaded: LoadedExperts, batch: Sequence[Job]) -> list[Answer]:
     dispatches = [job.dispatch for job in batch]
     first_row = np.cumsum([0, *(len(d.rows) for d in dispatches)])
     pair_rows = [d.pair_rows + np.int32(start) for d, start in zip(dispatches, first_row[:-1], strict=True)]
@@ -146,7 +149,7 @@ def _answers_together(loaded: LoadedExperts, batch: Sequence[Job]) -> list[Resul
     return [_result(d, outputs[first_pair[i] : first_pair[i + 1]]) for i, d in enumerate(dispatches)]
 
 
-def _answer_alone(loaded: LoadedExperts, job: Job) -> Result | Fault:
+def _answer_alone(loaded: LoadedExperts, job: Job) -> Answer:
     dispatch = job.dispatch
     try:
         return _result(dispatch, loaded.compute(dispatch.rows, dispatch.pair_rows, dispatch.pair_ids))
@@ -157,7 +160,11 @@ def _answer_alone(loaded: LoadedExperts, job: Job) -> Result | Fault:
         return Fault(dispatch.request, FaultCode.INTERNAL, clipped(f"{type(error).__name__}: {error}"))
 
 
-def _result(dispatch: Dispatch, outputs: FloatRows) -> Result:
+def _result(dispatch: Dispatch, outputs: FloatRows) -> Result | SumResult:
+    if dispatch.sums is not None:
+        order = dispatch.sums
+        sums = sum_outputs(outputs, order.weights, dispatch.pair_rows, order.exponents)
+        return SumResult(dispatch.request, dispatch.layer, len(dispatch.pair_ids), sums)
     if dispatch.reply is ReplyType.F32:
         return Result(dispatch.request, dispatch.layer, outputs)
     rounded, is_exact_f16 = f16_reply(outputs)

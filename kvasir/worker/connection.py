@@ -33,8 +33,7 @@ from kvasir.wire_frames import (
     clipped,
 )
 from kvasir.wire_header import PROTOCOL_LIMITS, Limits
-from kvasir.wire_split import result_bytes
-from kvasir.worker.admission import dispatch_fault, hello_refusal
+from kvasir.worker.admission import answer_bytes_of, dispatch_fault, hello_refusal
 from kvasir.worker.compute import ComputeQueue, Job
 from kvasir.worker.holdings import Holdings
 from kvasir.worker.watch import Moments
@@ -209,7 +208,7 @@ class Connection:
         most = self._service.limits.max_inflight_bytes
         while self._backlog:
             dispatch = self._backlog[0]
-            cost = dispatch.rows.nbytes + result_bytes(len(dispatch.pair_ids), dispatch.d_model)
+            cost = dispatch.rows.nbytes + answer_bytes_of(dispatch)
             under_way = self._owed_bytes + self.link.queued_bytes
             if under_way and under_way + cost > most:
                 self._submit_together()

@@ -13,15 +13,15 @@ CREDIT = 1000
 
 
 def dispatch(request: int, payload: int = 100, values: int = 25) -> FrameFacts:
-    return FrameFacts(Kind.DISPATCH, request, 1, values, payload + 8)
+    return FrameFacts(Kind.DISPATCH, request, payload + 8, payload, 4 * values)
 
 
 def result(request: int, payload: int = 100) -> FrameFacts:
-    return FrameFacts(Kind.RESULT, request, 1, 25, payload)
+    return FrameFacts(Kind.RESULT, request, payload, 0, 0)
 
 
 def plain(kind: Kind, request: int = 0) -> FrameFacts:
-    return FrameFacts(kind, request, 0, 0, 10)
+    return FrameFacts(kind, request, 10, 0, 0)
 
 
 def bridged() -> EdgeLedger:
@@ -134,7 +134,7 @@ def test_bytes_under_way_never_exceed_the_credit_and_return_to_zero(steps: list[
                 assert alone or ledger.used_bytes <= CREDIT  # one request of any size is allowed
         elif not is_request and number in owed:
             del owed[number]
-            ledger.from_worker(FrameFacts(Kind.RESULT, number, 1, 1, 0))
+            ledger.from_worker(FrameFacts(Kind.RESULT, number, 0, 0, 0))
         assert ledger.used_bytes == sum(owed.values())
 
 
@@ -146,7 +146,7 @@ def header(**changes: int | bytes) -> bytes:
 
 def test_facts_are_the_headers() -> None:
     data = b"....." + header() + b"abc"
-    assert read_facts(data, 5, len(data)) == FrameFacts(4, 9, 2, 5, 3)
+    assert read_facts(data, 5, len(data)) == FrameFacts(4, 9, 3, 0, 40)
 
 
 @pytest.mark.parametrize(
@@ -170,5 +170,5 @@ def test_requests_alone_may_take_half_the_credit() -> None:
     assert ledger.from_backbone(dispatch(1, payload=CREDIT // 2 - 100, values=1)) is Passage.FORWARD
     assert ledger.from_backbone(dispatch(2, payload=101, values=1)) is Passage.BUSY
     assert ledger.from_backbone(dispatch(2, payload=100, values=1)) is Passage.FORWARD
-    ledger.from_worker(FrameFacts(Kind.RESULT, 1, 1, 1, 4))
+    ledger.from_worker(FrameFacts(Kind.RESULT, 1, 4, 0, 0))
     assert ledger.from_backbone(dispatch(3, payload=300, values=1)) is Passage.FORWARD

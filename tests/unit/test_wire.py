@@ -279,7 +279,7 @@ def test_frames_before_a_bad_one_are_not_lost() -> None:
         ({"wire_type": 9}, "type 9"),
         ({"wire_type": 3}, "F16"),
         ({"wire_type": 0}, "NONE"),
-        ({"flags": 4}, "0x04"),
+        ({"flags": 8}, "0x08"),
         ({"request": 0}, "start at 1"),
         ({"n_rows": 0}, "0 rows"),
         ({"n_rows": 2}, "not 24"),
