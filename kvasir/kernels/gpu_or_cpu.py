@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
+from kvasir.errors import KernelError
 from kvasir.experts import FloatRows, LayerExperts
 from kvasir.kernels.api import EncodedRows, ExpertKernel, LoadedExperts, Pairs, RowFormat
 from kvasir.kernels.fingerprint import KX1_NAME
@@ -94,8 +95,14 @@ class GpuOrCpuKernel:
         self.gpu_from = NEVER
 
     def _measure(self, on_gpu: LoadedExperts, on_cpu: LoadedExperts) -> None:
-        gpu_s = [self._time_call(on_gpu, n) for n in SIZES_TRIED]
-        cpu_s = [self._time_call(on_cpu, n) for n in SIZES_TRIED]
+        try:
+            cpu_s = [self._time_call(on_cpu, n) for n in SIZES_TRIED]
+            gpu_s = [self._time_call(on_gpu, n) for n in SIZES_TRIED]
+        except GpuError:
+            raise
+        except KernelError as error:  # a damaged expert: its callers will be told, and another layer measured
+            logger.info("GPU and CPU are not compared on layer %d: %s", on_cpu.layer, error)
+            return
         self.gpu_from = crossover(SIZES_TRIED, gpu_s, cpu_s)
         said = "no calls" if self.gpu_from == NEVER else f"calls of {self.gpu_from} pairs and more"
         logger.info("The GPU %s computes %s", self.gpu.device.name, said)

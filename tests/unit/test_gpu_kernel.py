@@ -224,6 +224,18 @@ def test_calls_are_shared_out_by_their_size(kernel: GpuKX1Kernel, cpu: KX1Kernel
     assert (large.run(loaded), both.n_gpu_calls, both.n_cpu_calls) == (large.wanted, 1, 1)
 
 
+def test_a_damaged_expert_is_not_measured_with_and_stops_nothing(kernel: GpuKX1Kernel, cpu: KX1Kernel) -> None:
+    damaged = made_layer()
+    damaged.gate.data[0, 0:2] = (0x00, 0x7C)  # an infinite d
+    both = GpuOrCpuKernel(kernel, cpu, is_measured=True)
+    loaded = both.load(damaged)
+    assert both.gpu_from is None
+    rows, one = cpu.encode_rows(plain_rows(1, D_MODEL, 1)), np.zeros(1, np.int32)
+    assert loaded.compute(rows, one, one + 1).tobytes() == cpu.load(damaged).compute(rows, one, one + 1).tobytes()
+    both.load(made_layer(1))
+    assert both.gpu_from is not None
+
+
 def test_a_device_that_fails_is_given_up_without_losing_an_answer(
     cpu: KX1Kernel, caplog: pytest.LogCaptureFixture
 ) -> None:
