@@ -77,7 +77,7 @@ function idsOf({ start, stop }) {
 /** @param {GgufHeader["metadata"]} metadata @param {string} key */
 function integer(metadata, key) {
     const value = metadata.get(key);
-    if (typeof value !== "number" || !Number.isInteger(value)) throw new BrokenSliceError(`${key} is ${value}, not a number`);
+    if (typeof value !== "number" || !Number.isInteger(value) || value < 1) throw new BrokenSliceError(`${key} is ${value}; it must be 1 or more`);
     return value;
 }
 
@@ -91,7 +91,14 @@ function readRanges(metadata) {
     if (layers.length === 0 || layers.length !== starts.length || layers.length !== stops.length) {
         throw new BrokenSliceError("kvasir.slice.layers, starts and stops need equally many items");
     }
-    return layers.map((layer, i) => ({ layer, start: starts[i], stop: stops[i] }));
+    const ranges = layers.map((layer, i) => ({ layer, start: starts[i], stop: stops[i] }));
+    const [nLayer, nExpert] = [integer(metadata, "kvasir.slice.n_layer"), integer(metadata, "kvasir.slice.n_expert")];
+    const isInModel = (/** @type {ExpertRange} */ { layer, start, stop }) =>
+        layer >= 0 && layer < nLayer && start >= 0 && start < stop && stop <= nExpert;
+    if (!ranges.flatMap(Object.values).every(Number.isInteger) || !ranges.every(isInModel)) {
+        throw new BrokenSliceError(`its ranges are not in a model of ${nLayer} layers of ${nExpert} experts`);
+    }
+    return ranges;
 }
 
 /** @param {GgufHeader["tensors"]} tensors @returns {Map<number, Map<string, TensorInfo>>} by layer, then "gate.weight" and so on */
