@@ -5,8 +5,12 @@ from __future__ import annotations
 from tests.browser.node_tests import run_node_tests
 
 
-def test_the_worker_behind_a_relay() -> None:
-    run_node_tests("relay_worker.test.mjs", 28)
+def test_the_worker_at_its_relay() -> None:
+    run_node_tests("relay_worker.test.mjs", 7)
+
+
+def test_connections() -> None:
+    run_node_tests("worker_connection.test.mjs", 22)
 
 
 def test_the_market_client() -> None:

@@ -35,11 +35,9 @@ export class RelayLink {
     /** @type {LinkOwner | null} */
     owner = null;
     queuedBytes = 0;
-    bytesSent = 0;
-    bytesReceived = 0;
     #carrier;
     #closeReason = "";
-    #hasEnded = false; // a frame that ends the edge has gone out, or come
+    #hasRefused = false; // that ends the edge already
 
     /** @param {number} number @param {Carrier} carrier */
     constructor(number, carrier) {
@@ -70,7 +68,7 @@ export class RelayLink {
      */
     close(reason) {
         if (this.#closeReason) return;
-        if (!this.#hasEnded) this.#post(fault(0, FaultCode.PROTOCOL, clipped(reason)), PROTOCOL_LIMITS);
+        if (!this.#hasRefused) this.#post(fault(0, FaultCode.PROTOCOL, clipped(reason)), PROTOCOL_LIMITS);
         this.#close(reason);
     }
 
@@ -81,7 +79,6 @@ export class RelayLink {
      * @param {Uint8Array} data
      */
     take(data) {
-        this.bytesReceived += RECORD_BYTES + data.length;
         if (this.owner === null || this.#closeReason) return;
         let frame;
         try {
@@ -91,7 +88,6 @@ export class RelayLink {
             return;
         }
         if (frame.kind === Kind.FAULT && frame.request === 0) {
-            this.#hasEnded = true;
             this.#close(`the edge ended (${faultName(frame.code)}): ${frame.message}`);
         } else {
             this.owner.frameReceived(frame);
@@ -104,7 +100,6 @@ export class RelayLink {
      */
     sent(nBytes) {
         this.queuedBytes -= nBytes;
-        this.bytesSent += nBytes;
         this.owner?.bytesWentOut();
     }
 
@@ -113,7 +108,6 @@ export class RelayLink {
      * @param {string} reason
      */
     lost(reason) {
-        this.#hasEnded = true;
         this.#close(reason);
     }
 
@@ -122,7 +116,7 @@ export class RelayLink {
         const buffers = encode(frame, limits);
         const nBytes = buffers.reduce((sum, buffer) => sum + buffer.length, RECORD_BYTES);
         this.queuedBytes += nBytes;
-        if (frame.kind === Kind.REFUSE || (frame.kind === Kind.FAULT && frame.request === 0)) this.#hasEnded = true;
+        if (frame.kind === Kind.REFUSE) this.#hasRefused = true;
         this.#carrier.post(this, buffers, nBytes);
     }
 

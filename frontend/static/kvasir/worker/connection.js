@@ -36,7 +36,6 @@ import { dispatchFault, helloRefusal } from "./admission.js";
 
 /** One edge through a relay. Implements LinkOwner. */
 export class Connection {
-    nAnswered = 0;
     #service;
     #registry;
     /** @type {Hello | null} */
@@ -189,7 +188,6 @@ export class Connection {
     /** @param {number} cost @param {Frame} frame */
     #answer(cost, frame) {
         this.#owedBytes -= cost;
-        this.nAnswered += 1;
         this.#send(frame);
         this.bytesWentOut();
     }
