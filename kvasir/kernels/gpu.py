@@ -10,6 +10,7 @@ import itertools
 import threading
 import weakref
 from collections import deque
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 SLOT_SETS = 2
 MOST_PAIRS = 1024  # of one slot set; a longer call becomes several, two of them under way
+SELF_TEST_TILED_FROM = 16  # its calls have 20 pairs of an expert, or up to 3
 MOST_OUTPUT_BYTES = 32 * 1024 * 1024
 
 
@@ -63,18 +65,29 @@ class GpuKX1Kernel:
 
     @cached_property
     def fingerprint(self) -> str:
-        """64 hex digits; raises KernelError when this device fails the self-test."""
+        """64 hex digits; raises KernelError when this device fails the self-test.
+
+        Tested with the tunables of the moment, but with tiles too, whatever they say.
+        """
+        chosen = self.tunables
+        self.set_tunables(replace(chosen, tiled_from=min(chosen.tiled_from, SELF_TEST_TILED_FROM)))
+        try:
+            digest = self._self_test_digest()
+        finally:
+            self.set_tunables(chosen)
+        return kernel_fingerprint(KX1_NAME, KX1_VERSION, digest)
+
+    def _self_test_digest(self) -> str:
         kernel: ExpertKernel = self
         try:
-            digest = self_test(kernel)
+            return self_test(kernel)
         except GpuError:
             raise
         except KernelError:
             if not self.device.has_packed_dot:
                 raise
-            self.device.use(self.tunables.lanes, has_packed_dot=False)  # some drivers get it wrong
-            digest = self_test(kernel)
-        return kernel_fingerprint(KX1_NAME, KX1_VERSION, digest)
+        self.device.use(self.tunables.lanes, has_packed_dot=False)  # some drivers get it wrong
+        return self_test(kernel)
 
     def refusal(self, experts: LayerExperts) -> str | None:
         """Why KX1 cannot compute these experts on this device, or None."""

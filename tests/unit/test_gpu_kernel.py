@@ -386,6 +386,23 @@ def test_a_device_that_fails_the_self_test_with_packed_dots_is_tried_without(
         device.use(4, has_packed_dot=True)
 
 
+def test_tiles_are_tested_even_where_they_are_not_used_yet(
+    device: GpuDevice, cpu: KX1Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = gpu_shaders.shader_file
+    wrong = files("tiled").replace("const STEP = 8u;", "const STEP = 7u;")
+    assert wrong != files("tiled")
+    monkeypatch.setattr(gpu_shaders, "shader_file", lambda name: wrong if name == "tiled" else files(name))
+    device.use(1, has_packed_dot=False)
+    device.use(4, has_packed_dot=True)
+    try:
+        with pytest.raises(KernelError, match="kx1 failed its self-test"):
+            _ = GpuKX1Kernel(device, cpu, tunables=Tunables(tiled_from=1 << 30)).fingerprint
+    finally:
+        device.use(1, has_packed_dot=True)
+        device.use(4, has_packed_dot=True)
+
+
 def test_a_device_that_is_wrong_in_any_way_is_refused(
     device: GpuDevice, cpu: KX1Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
