@@ -140,10 +140,38 @@ test("what is said in one moment leaves in one message, and a bundle is bounded"
     assert.equal(socket.messages.length, 2);
     assert.deepEqual(socket.on(7).map((frame) => frame.number), [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]);
     assert.equal(link.queuedBytes, 0);
-    const large = { kind: Kind.RESULT, request: 1, layer: 0, nPairs: 150, dModel: 1024, outputs: new Float32Array(150 * 1024) };
-    for (let n = 0; n < 4; n++) link.send(large, PROTOCOL_LIMITS);
+    const half = 3 * 43687; // values, with which a record has half a MiB
+    const large = { kind: Kind.RESULT, request: 1, layer: 0, nPairs: 3, dModel: 43687, outputs: new Float32Array(half) };
+    for (let n = 0; n < 5; n++) link.send(large, PROTOCOL_LIMITS);
+    link.send({ ...large, nPairs: 43687, dModel: 3 }, PROTOCOL_LIMITS);
+    link.send(pong(11), PROTOCOL_LIMITS);
     await settle();
-    assert.deepEqual(socket.messages.slice(2).map(({ length }) => length > MIB), [false, false, false, false]);
+    assert.deepEqual(socket.messages.slice(2).map(({ length }) => length), [MIB, MIB, MIB, 44]);
+});
+
+test("a frame that is larger than a bundle leaves alone", async () => {
+    const { edges, socket } = await joined(new ScriptedOutside());
+    socket.say(7, backboneHello());
+    const outputs = new Float32Array(1024 * 300);
+    const large = { kind: Kind.RESULT, request: 1, layer: 0, nPairs: 300, dModel: 1024, outputs };
+    for (const frame of [pong(1), large, pong(2)]) edges[0].link.send(frame, PROTOCOL_LIMITS);
+    await settle();
+    assert.deepEqual(socket.messages.slice(1).map(({ length }) => length), [44, 44 + outputs.byteLength, 44]);
+});
+
+test("nothing leaves after the end", async () => {
+    const outside = new ScriptedOutside();
+    const { edges, relay, socket } = await joined(outside);
+    socket.say(7, backboneHello());
+    socket.bufferedAmount = MIB;
+    edges[0].link.send(pong(1), PROTOCOL_LIMITS);
+    await settle();
+    socket.hangUp();
+    socket.bufferedAmount = 0;
+    relay.post(null, [new Uint8Array(44)], 52);
+    await outside.pass(2);
+    assert.equal(socket.messages.length, 1);
+    await relay.close("again");
 });
 
 test("a slow line holds frames back, where their owner counts them, and goes on when it drains", async () => {

@@ -10,4 +10,4 @@ def test_half_floats() -> None:
 
 
 def test_the_relay_client() -> None:
-    run_node_tests("relay_socket.test.mjs", 20)
+    run_node_tests("relay_socket.test.mjs", 22)

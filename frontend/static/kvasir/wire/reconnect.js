@@ -4,7 +4,7 @@
  */
 
 export const FIRST_S = 0.5;
-export const LONGEST_S = 30;
+const LONGEST_S = 30;
 /** A connection that lasted this many seconds counts as good. */
 export const STEADY_S = 30;
 /** Of the longest delay that is possible now. */

@@ -49,7 +49,7 @@ import { resultBytes } from "../wire/wire_split.js";
  */
 
 /** Of outputs computed together, unless one job alone has more. */
-export const MAX_BATCH_BYTES = 44 * 1024 * 1024;
+const MAX_BATCH_BYTES = 44 * 1024 * 1024;
 const BATCHES_IN_FLIGHT = 2;
 
 /** Jobs in, answers out. */
@@ -152,7 +152,7 @@ function outputBytes({ dispatch }) {
  * @param {readonly Job[]} batch
  * @returns {Promise<(Result | Fault)[]>}
  */
-export async function computeBatch(holdings, batch) {
+async function computeBatch(holdings, batch) {
     const dispatches = batch.map((job) => job.dispatch);
     if (dispatches.length > 1) {
         try {

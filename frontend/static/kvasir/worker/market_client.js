@@ -20,7 +20,7 @@ export { MarketAwayError, MarketRefusedError };
 /** @typedef {import("./market_answers.js").NodeCredentials} NodeCredentials */
 
 /** Of one question, all in all. */
-export const DEADLINE_S = 30;
+const DEADLINE_S = 30;
 /** A demand in which every expert of a large model is a run of its own. */
 const ANSWER_BYTES_MOST = 16 * 1024 * 1024;
 export const QUARANTINE_RETRY_S = 600;

@@ -14,10 +14,10 @@ import { fetchedRanges, promisedPieces } from "./plan_state.js";
 /** @typedef {import("../wire/expert_ranges.js").ExpertRange} ExpertRange */
 
 /** Promises that are not fetched yet; the market allows 64. */
-export const PROMISES_MOST = 8;
+const PROMISES_MOST = 8;
 /** Seconds without the relay before heartbeats stop stating what nobody can reach. */
-export const GRACE_S = 15;
-export const LONGEST_WAIT_S = 60;
+const GRACE_S = 15;
+const LONGEST_WAIT_S = 60;
 
 /** @type {readonly ((state: WorkerState, nowS: number) => Action | null)[]} */
 const RULES = [

@@ -16,13 +16,13 @@ import { makePiece } from "./plan_state.js";
 /** @typedef {import("./market_client.js").NothingWanted} NothingWanted */
 
 /** Of a range that is fetched, while others are on their way. */
-export const SERVE_WITHIN_S = 30;
+const SERVE_WITHIN_S = 30;
 const BEATS_PER_LEASE = 3;
 /** Of that, at random. */
 const BEAT_SHORTEST = 0.7;
-export const NO_ROOM_RETRY_S = 300;
-export const HOPELESS_RETRY_S = 60;
-export const HELD_ALREADY_RETRY_S = 5;
+const NO_ROOM_RETRY_S = 300;
+const HOPELESS_RETRY_S = 60;
+const HELD_ALREADY_RETRY_S = 5;
 /** A failure that took long already is followed by a longer wait. */
 const FAILED_BEFORE = 6;
 
