@@ -60,6 +60,6 @@ export function Unsupported() {
         <p>${gettext("WebGPU: Chrome or Edge from 113, Safari from 26, Firefox from 141 on Windows. WebAssembly SIMD: Chrome or Edge from 91, Firefox from 89, Safari from 16.4.")}</p>
         <h2>${gettext("Without a browser")}</h2>
         <p>${gettext("The native worker does the same from a terminal:")}</p>
-        <pre class="command">${command}</pre>
+        <pre class="command" tabindex="0">${command}</pre>
     </section>`;
 }
