@@ -105,9 +105,9 @@ function Composer({ session, state, isBusy }) {
             placeholder=${goesOn ? gettext("Write on, or let the model go on…") : gettext("Write something…")}
             onInput=${(/** @type {any} */ event) => setText(event.target.value)}></textarea>
         <div class="row">
-            ${isBusy
-                ? html`<button type="button" id="stop" class="bad" onClick=${() => session.stop()}>${gettext("Stop")}</button>`
-                : html`<button type="submit" id="send" disabled=${!maySend}>${goesOn && !text.trim() ? gettext("Go on") : gettext("Send")}</button>`}
+            ${isBusy // keys: were both one element, a click on Stop would end as one on Send
+                ? html`<button key="stop" type="button" id="stop" class="bad" onClick=${() => session.stop()}>${gettext("Stop")}</button>`
+                : html`<button key="send" type="submit" id="send" disabled=${!maySend}>${goesOn && !text.trim() ? gettext("Go on") : gettext("Send")}</button>`}
             ${state.turns.length > 0 && html`<button type="button" id="new" class="secondary" onClick=${() => session.clear()}>${gettext("New")}</button>`}
             <small>${gettext("Enter sends, Shift+Enter begins a line.")}</small>
         </div>

@@ -18,7 +18,7 @@ import { ApiFailure, answerParts, failureOf } from "./playground_stream.js";
 const GUEST = "kvasir-guest-key";
 const OWN = "kvasir-own-key";
 const LEAST_LEFT_MS = 60_000; // of a visitor's key, so that it does not end under way
-const TRACE_TRIES_MS = [0, 300, 900, 2500]; // a cancelled request's record comes a moment later
+const TRACE_TRIES_MS = [300, 700, 1500, 3000]; // before each try
 
 export class PlaygroundApi {
     /** @returns {string} "" while the visitor has entered none */
@@ -58,10 +58,11 @@ export class PlaygroundApi {
     /**
      * Where an answer's last tokens were computed; null when nobody knows (any more). Throws ApiFailure.
      * @param {string} requestId
+     * @param {boolean} hasEnded  false: it was cancelled just now, so its record comes a moment later
      * @returns {Promise<TraceReply | null>}
      */
-    async trace(requestId) {
-        for (const waitMs of TRACE_TRIES_MS) {
+    async trace(requestId, hasEnded) {
+        for (const waitMs of hasEnded ? [0, ...TRACE_TRIES_MS] : TRACE_TRIES_MS) {
             await new Promise((resolve) => setTimeout(resolve, waitMs));
             try {
                 return await this.json(`/v1/requests/${requestId}/trace`);

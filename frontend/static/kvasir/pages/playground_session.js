@@ -155,7 +155,7 @@ export class PlaygroundSession {
     /** @param {Turn} turn */
     async loadTrace(turn) {
         try {
-            const [reply, nodeId] = await Promise.all([this.api.trace(turn.requestId), this.ownNodeId()]);
+            const [reply, nodeId] = await Promise.all([this.api.trace(turn.requestId, turn.phase === "done"), this.ownNodeId()]);
             turn.trace = reply && traceOf(reply, nodeId);
         } catch {
             turn.trace = null; // the answer is there all the same
