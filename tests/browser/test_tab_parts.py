@@ -24,7 +24,9 @@ def write_slice(directory: Path) -> None:
     card, plan = planned.model.card, planned.plan
     manifest = Manifest.of_model(planned.model.index, card, plan.ranges)
     (directory / "slice.gguf").write_bytes(b"".join(plan.read()))
-    (directory / "manifest.json").write_bytes(manifest_answer(planned, manifest, "https://elsewhere.example/model.gguf"))
+    (directory / "manifest.json").write_bytes(
+        manifest_answer(planned, manifest, "https://elsewhere.example/model.gguf")
+    )
     layer = card.moe_layer(0)
     facts = {
         "etag": planned.etag,
@@ -42,3 +44,11 @@ def write_slice(directory: Path) -> None:
 def test_the_slice_store(tmp_path: Path) -> None:
     write_slice(tmp_path)
     run_node_tests("slice_store.test.mjs", 14, environment={"SLICE": str(tmp_path)})
+
+
+def test_the_agent_of_a_tab() -> None:
+    run_node_tests("tab_agent.test.mjs", 11)
+
+
+def test_the_small_parts_of_a_tab() -> None:
+    run_node_tests("tab_parts.test.mjs", 11)

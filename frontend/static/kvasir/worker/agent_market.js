@@ -46,9 +46,12 @@ export class MarketTalk {
         world.report.say("promised", answer);
     }
 
-    /** @param {Assigned} answer */
+    /** What is paid for each piece that is held, the new one included. @param {Assigned} answer @returns {Record<string, number>} */
     ratesWith(answer) {
-        return { ...this.agent.world.memory.holding.rates, [rangeKey(answer.range)]: answer.rateMicrocredits };
+        const { world, state } = this.agent;
+        const known = { ...world.memory.holding.rates, [rangeKey(answer.range)]: answer.rateMicrocredits };
+        const keys = state.pieces.map((piece) => rangeKey(piece.range));
+        return Object.fromEntries(keys.map((key) => [key, known[key] ?? 0]));
     }
 
     /** @param {Ranges} ranges @param {readonly string[]} leases */

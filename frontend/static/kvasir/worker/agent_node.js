@@ -29,7 +29,8 @@ export class AgentNode {
     /** Become a node; under the account whose key is kept, if there is one. @param {Readonly<WorkerState>} state */
     async register(state) {
         const { market, memory } = this.world;
-        const made = await market.register({ ...this.options, accountKey: memory.identity.accountKey });
+        const { name, invite } = this.options;
+        const made = await market.register({ name, invite, accountKey: memory.identity.accountKey });
         await this.keep(made);
         return this.become(state, made.nodeId, made.token);
     }
