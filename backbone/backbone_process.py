@@ -27,6 +27,7 @@ from backbone.engine.jobs import Broken, Completed, FailureKind, JobEvents, JobF
 from backbone.engine.loaded_model import LoadedModel
 from backbone.engine.reply_format import ReplyFormat
 from backbone.engine.service import EngineService, ServiceLimits
+from backbone.engine.sum_calibration import sum_scale_of
 from backbone.engine.transport import Transport
 from backbone.event_mapping import EventMapper, refusal
 from backbone.event_writer import EventWriter, OpenStream
@@ -196,6 +197,8 @@ class BackboneProcess:
 
     def _make_service(self, loaded: LoadedModel, transport: Transport) -> EngineService:
         settings = self._settings
+        is_summed = ReplyFormat(settings.reply) is ReplyFormat.SUM
+        sum_scale = sum_scale_of(loaded, settings.sums_dir) if is_summed else None
 
         def make_experts(on_served: Callable[[Served], None]) -> ExpertCaller:
             def count(served: Served) -> None:
@@ -210,6 +213,7 @@ class BackboneProcess:
                 on_served=count,
                 guard=self._market.guard,
                 traffic=self._market.traffic,
+                sum_scale=sum_scale,
             )
 
         limits = ServiceLimits(settings.n_groups, settings.step_rows, settings.max_waiting, settings.n_traced_tokens)

@@ -39,6 +39,7 @@ class ServiceSettings:
     token_file: Path | None = None  # or the file that holds it
     strict: bool = False  # every worker's answer is confirmed before it is used
     receipts_dir: Path = Path("run/receipts")  # where receipts wait for SQL
+    sums_dir: Path = Path("run/sums")  # scales of models that are answered in sums
     n_traced_tokens: int = 64  # of so many of an answer's last tokens it is kept where they were computed
 
     @property

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from backbone.engine.edge_pool import EdgePool, WorkerAddress
+from backbone.engine.edge_pool import EdgePool
 from backbone.engine.expert_store import ExpertStore
 from backbone.engine.guard import Lie, WorkGuard
 from backbone.engine.loaded_model import LoadedModel
@@ -20,6 +20,7 @@ from backbone.engine.sampling_params import SamplingParams
 from backbone.engine.transport import NoWorkers, Transport
 from backbone.engine.trust import TrustPolicy, TrustState
 from backbone.engine.trust_book import Forgetful
+from backbone.engine.worker_address import WorkerAddress
 from backbone.management.generation import Generation, generate
 from kvasir.kernels.registry import kernel_named
 from kvasir.worker.holdings import open_holdings

@@ -7,12 +7,12 @@ at once. It does not decide where a row goes, and it does not compute anything i
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
 
 import numpy as np
 
 from kvasir.edge_handshake import checked_welcome
 from kvasir.edge_inflight import MAX_LATE, Answer, Inflight, InflightBudget, Pending
+from kvasir.edge_link import EdgeLink
 from kvasir.errors import EdgeError, EdgeTimeout, WireError, WorkerFault
 from kvasir.experts import ExpertRange, FloatRows
 from kvasir.kernels.api import EncodedRows, Pairs, RowFormat
@@ -32,22 +32,8 @@ from kvasir.wire_frames import (
     SumResult,
     Welcome,
 )
-from kvasir.wire_header import PROTOCOL_LIMITS, Limits
+from kvasir.wire_header import PROTOCOL_LIMITS
 from kvasir.wire_split import DispatchPart, split_dispatch
-
-
-class EdgeLink(Protocol):
-    """What carries an edge's frames. It calls back as `edge_link.LinkOwner` says."""
-
-    @property
-    def bytes_sent(self) -> int: ...
-
-    @property
-    def bytes_received(self) -> int: ...
-
-    def send(self, frame: Frame, limits: Limits) -> None: ...
-
-    def close(self, reason: str) -> None: ...
 
 
 class Edge:

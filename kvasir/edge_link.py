@@ -23,6 +23,20 @@ PIECE_BYTES = 256 * 1024  # what the transport may hold at most, whatever a fram
 LINGER_S = 1.0  # how long the other side may take to read the last bytes and close
 
 
+class EdgeLink(Protocol):
+    """What carries an edge's frames. It calls back as `edge_link.LinkOwner` says."""
+
+    @property
+    def bytes_sent(self) -> int: ...
+
+    @property
+    def bytes_received(self) -> int: ...
+
+    def send(self, frame: Frame, limits: Limits) -> None: ...
+
+    def close(self, reason: str) -> None: ...
+
+
 class LinkOwner(Protocol):
     """Who uses a link. Calls come from the event loop, and none may block."""
 

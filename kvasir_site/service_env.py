@@ -14,7 +14,7 @@ from kvasir_site.env import env_bool, env_choice, env_float, env_int, env_list
 _CHOICES = {
     "KVASIR_DENSE": ("kx1", "float"),
     "KVASIR_KERNEL": ("auto", "kx1", "float"),
-    "KVASIR_REPLY": ("f32", "f16"),
+    "KVASIR_REPLY": ("f32", "f16", "sum"),
 }
 
 
@@ -47,6 +47,7 @@ def service_settings(
         token_file=Path(environ["KVASIR_TOKEN_FILE"]) if environ.get("KVASIR_TOKEN_FILE") else None,
         strict=env_bool("KVASIR_STRICT", False, environ),
         receipts_dir=run_dir / "receipts",
+        sums_dir=run_dir / "sums",
         worker_deadline_s=env_float("KVASIR_WORKER_DEADLINE_S", 10.0, 0.01, 3600.0, environ),
         max_deadline_s=env_float("KVASIR_MAX_DEADLINE_S", 3600.0, 1.0, 86400.0, environ),
         stop_s=env_float("KVASIR_STOP_S", 20.0, 0.0, 3600.0, environ),

@@ -17,38 +17,55 @@ from backbone.engine.placement import IntArray
 from backbone.engine.reply_format import ReplyFormat, round_replies
 from kvasir.experts import FloatRows
 from kvasir.kernels.api import EncodedRows, RowFormat
+from kvasir.kernels.sums import RowSums, sum_outputs
+from kvasir.wire_frames import SumOrder
 
 MAX_EVIDENCE_EXPERTS = 64
 FLOAT_TOLERANCE = 1e-3  # of the largest value of a row
 FLOAT_MIN_COSINE = 0.9999
 
 
+Answer = FloatRows | RowSums  # one output a pair [n_pairs, d_model], or one row of sums a row [n_rows, d_model]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Reply:
-    """Some pairs of a layer and what a worker answered for them, rounded as the wire rounds."""
+    """Some pairs of a layer and what a worker answered for them, rounded as the wire rounds.
+
+    With an `order` the answer is sums: then each row is there with all of its pairs that the worker was given.
+    """
 
     worker_id: str
     layer: int
     rows: EncodedRows  # [n_rows, row_bytes]
     pair_rows: IntArray  # [n_pairs] index into rows
     expert_ids: IntArray  # [n_pairs] the model's expert ids
-    outputs: FloatRows  # [n_pairs, d_model]
+    outputs: Answer
+    order: SumOrder | None = None
 
     @property
     def n_pairs(self) -> int:
         """Row-experts."""
         return len(self.expert_ids)
 
+    def places(self, pairs: IntArray) -> IntArray:
+        """Which rows of `outputs` hold the answers to some pairs."""
+        return pairs if self.order is None else np.unique(self.pair_rows[pairs]).astype(np.int32)
+
     def part(self, pairs: IntArray) -> Reply:
-        """A copy of some of the pairs, with no rows but theirs."""
+        """A copy of some of the pairs, with no rows but theirs. Of sums it holds all pairs of those rows."""
+        if self.order is not None:
+            pairs = np.flatnonzero(np.isin(self.pair_rows, self.pair_rows[pairs])).astype(np.int32)
         rows, pair_rows = np.unique(self.pair_rows[pairs], return_inverse=True)
+        order = None if self.order is None else SumOrder(self.order.weights[pairs], self.order.exponents[rows])
         return Reply(
             self.worker_id,
             self.layer,
             self.rows[rows],
             pair_rows.astype(np.int32),
             self.expert_ids[pairs].copy(),
-            self.outputs[pairs].copy(),
+            self.outputs[self.places(pairs)].copy(),
+            order,
         )
 
 
@@ -65,7 +82,7 @@ class Evidence:
     n_pairs: int  # checked
     n_wrong: int
     rows_hash: str  # SHA-256 of the encoded rows that were sent
-    expected_hash: str  # of the right outputs, f32 little-endian
+    expected_hash: str  # of the right outputs, f32 (sums: i32) little-endian
     answered_hash: str
     found_by: str  # "entry test", "confirmation" or "audit"
     at: float  # unix seconds
@@ -83,19 +100,23 @@ class Judge:
         self._reply_format = reply_format
         self._is_exact = store.kernel.row_format is RowFormat.KX1
 
-    def right_outputs(self, reply: Reply) -> FloatRows:
-        """What an honest worker answers: [n_pairs, d_model]. Raises KernelError when our own side cannot compute."""
+    def right_outputs(self, reply: Reply) -> Answer:
+        """What an honest worker answers, in the reply's form. Raises KernelError when our own side cannot compute."""
         computed = self._store.layer(reply.layer).compute(reply.rows, reply.pair_rows, reply.expert_ids)
+        if reply.order is not None:
+            return sum_outputs(computed, reply.order.weights, reply.pair_rows, reply.order.exponents)
         return round_replies(computed, self._reply_format)
 
-    def wrong_pairs(self, reply: Reply, right: FloatRows) -> IntArray:
-        """Indices of the pairs whose outputs are not right."""
+    def wrong_pairs(self, reply: Reply, right: Answer) -> IntArray:
+        """Indices of the pairs whose outputs are not right; of a row whose sums are wrong, all of its pairs."""
         if reply.outputs.shape != right.shape:
             return np.arange(reply.n_pairs, dtype=np.int32)
+        if reply.order is not None:
+            return np.flatnonzero(~equal_rows(reply.outputs, right)[reply.pair_rows]).astype(np.int32)
         agrees = equal_rows(reply.outputs, right) if self._is_exact else close_rows(reply.outputs, right)
         return np.flatnonzero(~agrees).astype(np.int32)
 
-    def evidence(self, reply: Reply, right: FloatRows, found_by: str, at: float) -> Evidence | None:
+    def evidence(self, reply: Reply, right: Answer, found_by: str, at: float) -> Evidence | None:
         """Proof that the reply is wrong, or None when it is right.
 
         What is wrong is computed a second time: if our own side does not agree with itself, nobody is blamed.
@@ -124,13 +145,13 @@ class Judge:
         )
 
 
-def equal_rows(one: FloatRows, other: FloatRows) -> np.ndarray[Any, np.dtype[np.bool_]]:
+def equal_rows(one: Answer, other: Answer) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """Which rows are equal to the bit: bool [n]."""
-    bits = (np.ascontiguousarray(a, np.float32).view(np.uint32) for a in (one, other))
+    bits = (np.ascontiguousarray(a).view(np.uint32) for a in (one, other))
     return np.asarray(np.equal(*bits).all(axis=1))
 
 
-def close_rows(one: FloatRows, right: FloatRows) -> np.ndarray[Any, np.dtype[np.bool_]]:
+def close_rows(one: Answer, right: Answer) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """Which rows are right within the float kernel's tolerance: bool [n]. Rows equal to the bit always are."""
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         a, b = one.astype(np.float64), right.astype(np.float64)
@@ -140,7 +161,7 @@ def close_rows(one: FloatRows, right: FloatRows) -> np.ndarray[Any, np.dtype[np.
     return np.asarray((is_near & is_aligned) | equal_rows(one, right))
 
 
-def digest(array: EncodedRows | FloatRows) -> str:
+def digest(array: EncodedRows | Answer) -> str:
     """SHA-256 of an array's bytes, little-endian."""
-    plain = array.astype("<f4") if array.dtype == np.float32 else array
+    plain = array.astype(array.dtype.newbyteorder("<"))
     return hashlib.sha256(np.ascontiguousarray(plain).tobytes()).hexdigest()

@@ -9,29 +9,32 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
-from backbone.engine.audit import Reply
+from backbone.engine.audit import Answer
 from backbone.engine.deadlines import DeadlineRule, patience_s
 from backbone.engine.expert_store import ExpertStore
 from backbone.engine.guard import WorkGuard
 from backbone.engine.hedging import LATE, Attempt, HedgeCounters, first_heard, listen
-from backbone.engine.measured import UNMEASURED, Measured
+from backbone.engine.layer_call import CallFacts, LayerCall, PairCall, SumCall
+from backbone.engine.measured import UNMEASURED
+from backbone.engine.ops import Routing
 from backbone.engine.placement import CoverageSnapshot, DispatchBatch, IntArray, place, place_again
 from backbone.engine.receipts import TrafficCounter
 from backbone.engine.replica_choice import taking_part, with_probe
-from backbone.engine.reply_format import ReplyFormat, round_replies
+from backbone.engine.reply_format import ReplyFormat
 from backbone.engine.scheduler import Chunk
 from backbone.engine.step_rows import StepRows
+from backbone.engine.sum_scale import SumScale, check_can_sum
 from backbone.engine.transport import Transport
 from kvasir.errors import ConfigError, EdgeError, EdgeTimeout
 from kvasir.experts import FloatRows
-from kvasir.kernels.api import EncodedRows
+from kvasir.kernels.sums import RowSums
 
 logger = logging.getLogger(__name__)
 
@@ -54,21 +57,6 @@ class Served:
         return len(self.pair_rows)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Layer:
-    """One submitted layer: its encoded rows, its routed pairs, whose they are, and who may compute them."""
-
-    layer: int
-    rows: EncodedRows  # [T, row_bytes]
-    expert_ids: IntArray  # [T, n_used]
-    step: StepRows
-    measured: Mapping[str, Measured]
-
-    def rows_of(self, slots: IntArray) -> IntArray:
-        """The row of each of some flat slots."""
-        return np.asarray(slots // self.expert_ids.shape[1], np.int32)
-
-
 class ExpertDispatcher:
     """Implements the model's ExpertCaller over a transport and the backbone's own replica."""
 
@@ -84,15 +72,21 @@ class ExpertDispatcher:
         guard: WorkGuard | None = None,
         deadlines: DeadlineRule | None = None,
         traffic: TrafficCounter | None = None,
+        sum_scale: SumScale | None = None,
     ) -> None:
         """`deadline_s` is the transport's to keep; `grace_s` later a request stops waiting for one that does not.
 
         Without a `guard` every worker is trusted. `deadlines` say when an answer is late, `deadline_s` being their
-        longest time; `traffic` counts how often experts are called. Raises ConfigError for a guard that rounds replies
-        in another way: it would take every answer for a lie.
+        longest time; `traffic` counts how often experts are called. Replies in sums need a `sum_scale`.
+
+        Raises ConfigError for a guard that rounds replies in another way (it would take every answer for a lie), and
+        where sums cannot be.
         """
         if guard is not None and guard.reply_format is not reply_format:
             raise ConfigError(f"the guard expects {guard.reply_format} replies, the dispatcher {reply_format}")
+        if reply_format is ReplyFormat.SUM:
+            check_can_sum(store, transport, sum_scale)
+        self._sum_scale = sum_scale if reply_format is ReplyFormat.SUM else None
         self._store = store
         self._transport = transport
         self._deadline_s = deadline_s
@@ -115,13 +109,38 @@ class ExpertDispatcher:
 
         Frames leave before this returns; local experts are computed when the result is awaited.
         """
-        job = _Layer(
+        return self._start(PairCall(*self._facts(layer, rows, expert_ids), self._reply_format))
+
+    @property
+    def has_sums(self) -> bool:
+        """Whether the model is to call `submit_sums`."""
+        return self._sum_scale is not None
+
+    def submit_sums(self, layer: int, rows: torch.Tensor, routing: Routing) -> Awaitable[torch.Tensor]:
+        """As `submit`, with each row's weights; the awaitable yields the combined rows [T, d_model].
+
+        Raises ConfigError without a scale of sums.
+        """
+        if self._sum_scale is None:
+            raise ConfigError("this dispatcher was made without a scale of sums")
+        weights = np.ascontiguousarray(routing.weights.numpy(), np.float32)
+        exponents = self._sum_scale.exponents(layer, weights)
+        return self._start(SumCall(*self._facts(layer, rows, routing.expert_ids), weights, exponents))
+
+    def _facts(self, layer: int, rows: torch.Tensor, expert_ids: torch.Tensor) -> CallFacts:
+        kernel = self._store.kernel
+        return CallFacts(
             layer,
-            self._store.kernel.encode_rows(np.ascontiguousarray(rows.detach().numpy(), np.float32)),
+            kernel.encode_rows(np.ascontiguousarray(rows.detach().numpy(), np.float32)),
+            kernel.row_format,
             np.ascontiguousarray(expert_ids.numpy(), np.int32),
+            self._store.card.d_model,
             self._step,
             self._transport.measurements(),
         )
+
+    def _start(self, job: LayerCall) -> Awaitable[torch.Tensor]:
+        layer = job.layer
         if self._traffic is not None:
             self._traffic.add(layer, job.expert_ids)
         self._n_calls += 1
@@ -135,7 +154,7 @@ class ExpertDispatcher:
         live = self._transport.live()
         return live if self._guard is None else self._guard.usable(live)
 
-    def _ask(self, job: _Layer, batch: DispatchBatch, coverage: CoverageSnapshot) -> Attempt:
+    def _ask(self, job: LayerCall, batch: DispatchBatch, coverage: CoverageSnapshot) -> Attempt:
         """Send a batch to its worker, and say until when the answer is in time."""
         measured = job.measured.get(batch.worker_id, UNMEASURED)
         patience = patience_s(measured, len(batch.pair_slots), self._deadlines)
@@ -146,43 +165,33 @@ class ExpertDispatcher:
         due = asyncio.get_running_loop().time() + patience
         return Attempt(batch, listen(self._send(job, batch)), due, coverage.held.get(batch.worker_id), reason)
 
-    def _send(self, job: _Layer, batch: DispatchBatch) -> Future[FloatRows]:
+    def _send(self, job: LayerCall, batch: DispatchBatch) -> Future[FloatRows] | Future[RowSums]:
         try:
-            return self._transport.dispatch(
-                batch.worker_id,
-                job.layer,
-                job.rows[batch.rows],
-                self._store.kernel.row_format,
-                batch.pair_rows,
-                batch.pair_ids,
-                self._deadline_s,
-            )
+            return job.send(self._transport, batch, self._deadline_s)
         except EdgeError as error:
             failed: Future[FloatRows] = Future()
             failed.set_exception(error)
             return failed
 
-    async def _collect(self, job: _Layer, attempts: list[Attempt], fallback_slots: IntArray) -> torch.Tensor:
-        n_rows, n_used = job.expert_ids.shape
-        outputs = np.empty((n_rows * n_used, self._store.card.d_model), np.float32)
-        self._compute_here(job, fallback_slots, outputs, "no replica")
+    async def _collect(self, job: LayerCall, attempts: list[Attempt], fallback_slots: IntArray) -> torch.Tensor:
+        self._compute_here(job, fallback_slots, "no replica")
         if len(attempts) == 1:
-            await self._fill(job, attempts[0], outputs)
+            await self._fill(job, attempts[0])
         else:
-            await asyncio.gather(*(self._fill(job, attempt, outputs) for attempt in attempts))
-        return torch.from_numpy(outputs.reshape(n_rows, n_used, -1))
+            await asyncio.gather(*(self._fill(job, attempt) for attempt in attempts))
+        return job.result()
 
-    async def _fill(self, job: _Layer, first: Attempt, outputs: FloatRows) -> None:
+    async def _fill(self, job: LayerCall, first: Attempt) -> None:
         """Bring one batch's outputs to their places, whoever computes them in the end."""
         waiting, hedge, reason = [first], None, ""
         while waiting:
             heard = await first_heard(waiting)
             for attempt in heard:
                 waiting.remove(attempt)
-                answer = self._usable_answer(attempt)
+                answer = self._usable_answer(job, attempt)
                 if not isinstance(answer, str):
                     self.hedges.n_won_by_replica += attempt is hedge
-                    self._use(job, attempt.batch, answer, outputs)
+                    self._use(job, attempt.batch, answer)
                     return
                 reason = answer
                 self._leave_out(attempt, reason)
@@ -194,7 +203,7 @@ class ExpertDispatcher:
             elif not heard:
                 break
         self.hedges.n_to_own += 1
-        self._compute_here(job, first.batch.pair_slots, outputs, reason)
+        self._compute_here(job, first.batch.pair_slots, reason)
 
     def _note_late(self, waiting: list[Attempt]) -> None:
         now = asyncio.get_running_loop().time()
@@ -203,7 +212,7 @@ class ExpertDispatcher:
                 self.hedges.n_late += 1
                 self._leave_out(attempt, attempt.late_reason)
 
-    def _hedge(self, job: _Layer, late: Attempt) -> Attempt | None:
+    def _hedge(self, job: LayerCall, late: Attempt) -> Attempt | None:
         """Ask another worker that holds the same experts, if there is one."""
         usable, coverage = self._usable(), self._transport.coverage()
         batch = place_again(late.batch, job.layer, job.expert_ids, coverage, usable, job.measured)
@@ -212,7 +221,7 @@ class ExpertDispatcher:
         self.hedges.n_to_replica += 1
         return self._ask(job, batch, coverage)
 
-    def _usable_answer(self, attempt: Attempt) -> FloatRows | str:
+    def _usable_answer(self, job: LayerCall, attempt: Attempt) -> Answer | str:
         """What was answered, or why it cannot be used whatever it says."""
         answer = attempt.heard.result()
         if isinstance(answer, EdgeError):
@@ -220,7 +229,7 @@ class ExpertDispatcher:
             return str(answer)
         if self._transport.coverage().held.get(attempt.batch.worker_id) != attempt.held:
             return MOVED  # its local ids may mean other experts now: that is nobody's lie
-        wanted = (len(attempt.batch.pair_slots), self._store.card.d_model)
+        wanted = job.answer_shape(attempt.batch)
         if answer.shape != wanted:
             reason = f"the answer has shape {answer.shape}, {wanted} was asked for"
             if self._guard is not None:
@@ -234,25 +243,23 @@ class ExpertDispatcher:
         logger.warning("worker %s is left out: %s", attempt.batch.worker_id, reason)
         self._transport.report(attempt.batch.worker_id, reason)
 
-    def _use(self, job: _Layer, batch: DispatchBatch, answer: FloatRows, outputs: FloatRows) -> None:
+    def _use(self, job: LayerCall, batch: DispatchBatch, answer: Answer) -> None:
         """Put a worker's answer into its places; the guard sees it first."""
-        slots, pair_rows = batch.pair_slots, job.rows_of(batch.pair_slots)
-        usable = round_replies(answer, self._reply_format)
-        is_right = True
+        pair_rows = job.rows_of(batch.pair_slots)
+        reply, is_right = job.reply(batch, answer), True
+        usable = reply.outputs
         if self._guard is not None:
-            reply = Reply(batch.worker_id, job.layer, job.rows, pair_rows, job.expert_ids.reshape(-1)[slots], usable)
             strict = job.step.strict_pairs(pair_rows)
             requests = job.step.requests_of(pair_rows if strict is None else pair_rows[~strict])
             usable, is_right = self._guard.receive(reply, requests, strict)
-        outputs[slots] = usable
+        job.use(batch, usable)
         by_worker = Served(job.layer, batch.worker_id, pair_rows, "worker")
         self._on_served(by_worker if is_right else Served(job.layer, None, pair_rows, WRONG))
 
-    def _compute_here(self, job: _Layer, slots: IntArray, outputs: FloatRows, reason: str) -> None:
+    def _compute_here(self, job: LayerCall, slots: IntArray, reason: str) -> None:
         if not len(slots):
             return
-        experts = self._store.layer(job.layer)
         pair_rows = job.rows_of(slots)
-        computed = experts.compute(job.rows, pair_rows, job.expert_ids.reshape(-1)[slots])
-        outputs[slots] = round_replies(computed, self._reply_format)
+        computed = self._store.layer(job.layer).compute(job.rows, pair_rows, job.ids_of(slots))
+        job.use_own(slots, computed)
         self._on_served(Served(job.layer, None, pair_rows, reason))

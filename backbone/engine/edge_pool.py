@@ -13,46 +13,32 @@ import random
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 from backbone.engine.measured import Measured
 from backbone.engine.placement import CoverageSnapshot
+from backbone.engine.worker_address import WorkerAddress
 from backbone.engine.worker_health import Health, redial_delay_s
 from backbone.engine.worker_meter import WorkerMeter
 from kvasir.edge import TcpEdge
 from kvasir.edge_calls import Edge
-from kvasir.errors import ConfigError, EdgeError, EdgeTimeout
+from kvasir.errors import EdgeError, EdgeTimeout
 from kvasir.experts import FloatRows
 from kvasir.kernels.api import EncodedRows, Pairs, RowFormat
+from kvasir.kernels.sums import RowSums
 from kvasir.relay_directory import RelayDirectory
 from kvasir.relay_edge import RelayEdge
 from kvasir.relay_keeper import RelayKeeper
-from kvasir.wire_frames import Hello, ReplyType
+from kvasir.wire_frames import Hello, ReplyType, SumOrder
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 MAX_NAMES = 65_536  # of edges whose node is remembered after they have ended
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerAddress:
-    """Where a worker listens. Its text form is also the worker's id in this process."""
-
-    host: str
-    port: int
-
-    @classmethod
-    def parse(cls, text: str) -> WorkerAddress:
-        """From HOST:PORT, IPv6 hosts in brackets. Raises ConfigError that shows what is wrong."""
-        host, separator, port = text.rpartition(":")
-        if not separator or not host or not port.isdigit() or not 0 < int(port) < 65536:
-            raise ConfigError(f"worker address {text!r} is not HOST:PORT with a port from 1 to 65535")
-        return cls(host.strip("[]"), int(port))
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 @dataclass(slots=True)
@@ -181,13 +167,36 @@ class EdgePool:
         deadline_s: float,
     ) -> Future[FloatRows]:
         """Send at once; see Transport. Raises EdgeError when the worker is not connected."""
+        member, edge = self._connected(worker_id)
+        call = edge.dispatch(layer, rows, row_format, pair_rows, pair_ids, deadline_s=deadline_s, reply=self._reply)
+        return self._watched(member, len(pair_ids), rows.nbytes, call)
+
+    def dispatch_sums(
+        self,
+        worker_id: str,
+        layer: int,
+        rows: EncodedRows,
+        row_format: RowFormat,
+        pair_rows: Pairs,
+        pair_ids: Pairs,
+        order: SumOrder,
+        deadline_s: float,
+    ) -> Future[RowSums]:
+        """As `dispatch`; see SumTransport."""
+        member, edge = self._connected(worker_id)
+        call = edge.dispatch_sums(layer, rows, row_format, pair_rows, pair_ids, order, deadline_s=deadline_s)
+        return self._watched(member, len(pair_ids), rows.nbytes, call)
+
+    def _connected(self, worker_id: str) -> tuple[_Member, Edge]:
         member = self._members.get(worker_id)
         edge = member.edge if member is not None else None
         if member is None or edge is None or not self._thread.is_alive():
             problem = member.problem if member is not None else "it has left its relay"
             raise EdgeError(f"worker {worker_id} is not connected: {problem}")
-        call = edge.dispatch(layer, rows, row_format, pair_rows, pair_ids, deadline_s=deadline_s, reply=self._reply)
-        stop = member.meter.start(len(pair_ids), rows.nbytes)
+        return member, edge
+
+    def _watched(self, member: _Member, n_pairs: int, n_bytes: int, call: Coroutine[Any, Any, T]) -> Future[T]:
+        stop = member.meter.start(n_pairs, n_bytes)
         future = asyncio.run_coroutine_threadsafe(call, self._loop)
         future.add_done_callback(stop)
         future.add_done_callback(lambda done: self._note_success(member, done))
@@ -203,7 +212,7 @@ class EdgePool:
         if member is not None:
             member.health = member.health.after_failure(self._clock(), reason)
 
-    def _note_success(self, member: _Member, done: Future[FloatRows]) -> None:
+    def _note_success(self, member: _Member, done: Future[Any]) -> None:
         if not done.cancelled() and done.exception() is None:
             member.health = member.health.after_success()
 

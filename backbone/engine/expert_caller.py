@@ -7,6 +7,7 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
+from backbone.engine.ops import Routing
 from backbone.engine.scheduler import Chunk
 
 
@@ -19,6 +20,20 @@ class ExpertCaller(Protocol):
         The work is on its way when this returns. The awaitable yields the partials [T, n_used, d_model], unweighted,
         in the rows' dtype.
         """
+        ...
+
+
+@runtime_checkable
+class SummingCaller(Protocol):
+    """An expert caller that may combine: its workers answer with sums of weighted outputs."""
+
+    @property
+    def has_sums(self) -> bool:
+        """Whether `submit_sums` is to be called instead of `submit`."""
+        ...
+
+    def submit_sums(self, layer: int, rows: Tensor, routing: Routing) -> Awaitable[Tensor]:
+        """As `submit`, with the combine's weights; the awaitable yields the combined rows [T, d_model]."""
         ...
 
 

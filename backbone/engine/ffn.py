@@ -11,6 +11,7 @@ from typing import Protocol, Self
 
 from torch import Tensor
 
+from backbone.engine.expert_caller import SummingCaller
 from backbone.engine.loader import DenseTensors
 from backbone.engine.model_config import (
     DenseFFNConfig,
@@ -117,9 +118,15 @@ class MoE:
         """x [T, d_model] -> [T, d_model]."""
         logits = self.ops.linear(x, self.router)[0]  # [T, n_expert]
         routing = self.ops.route(logits, self.config, self.selection_bias)
-        under_way = step.experts.submit(self.layer, x, routing.expert_ids)
+        experts = step.experts
+        summing = experts if isinstance(experts, SummingCaller) and experts.has_sums else None
+        if summing is not None:
+            under_way = summing.submit_sums(self.layer, x, routing)
+        else:
+            under_way = experts.submit(self.layer, x, routing.expert_ids)
         shared = self.shared_expert.compute(x) if self.shared_expert else None
-        combined = self.ops.combine(await under_way, routing.weights)
+        answer = await under_way
+        combined = answer if summing is not None else self.ops.combine(answer, routing.weights)
         return combined if shared is None else combined + shared
 
 

@@ -18,7 +18,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from backbone.engine.audit import Evidence, Judge, Reply
+from backbone.engine.audit import Answer, Evidence, Judge, Reply
 from backbone.engine.background import Background
 from backbone.engine.draws import SecretDraws
 from backbone.engine.entry import EntryDesk
@@ -32,7 +32,7 @@ from backbone.engine.transport import Transport
 from backbone.engine.trust import TrustPolicy, TrustState, after_good_check, after_lie, after_oddity, audit_share
 from backbone.engine.trust_book import Forgetful, TrustBook, TrustKeeper
 from kvasir.errors import KernelError
-from kvasir.experts import ExpertRange, FloatRows
+from kvasir.experts import ExpertRange
 
 logger = logging.getLogger(__name__)
 
@@ -121,8 +121,8 @@ class WorkGuard:
         """The live workers that may serve: tested, and not in quarantine. New ones are tested meanwhile."""
         return self._desk.admitted(live)
 
-    def receive(self, reply: Reply, request_ids: Iterable[str], must_confirm: Mask | None) -> tuple[FloatRows, bool]:
-        """The outputs to use in place of a reply's [n_pairs, d_model], and whether the worker keeps its credit.
+    def receive(self, reply: Reply, request_ids: Iterable[str], must_confirm: Mask | None) -> tuple[Answer, bool]:
+        """The outputs to use in place of a reply's, and whether the worker keeps its credit.
 
         `request_ids` are those that may use it unconfirmed, `must_confirm` bool [n_pairs] the pairs of strict ones.
         Values that are not finite, and what the node answered before to another question, are confirmed always. Raises
@@ -141,13 +141,13 @@ class WorkGuard:
         self._use_unconfirmed(reply)
         return reply.outputs, True
 
-    def _receive_mixed(self, reply: Reply, request_ids: Iterable[str], must_confirm: Mask) -> tuple[FloatRows, bool]:
+    def _receive_mixed(self, reply: Reply, request_ids: Iterable[str], must_confirm: Mask) -> tuple[Answer, bool]:
         """Rows of strict requests beside others: first theirs, then, unless that proved a lie, the rest."""
         strict, other = (np.flatnonzero(mask).astype(np.int32) for mask in (must_confirm, ~must_confirm))
         outputs = reply.outputs.copy()
-        outputs[strict], is_right = self._confirm(reply.part(strict))
+        outputs[reply.places(strict)], is_right = self._confirm(reply.part(strict))
         if len(other):
-            outputs[other], is_rest_right = self.receive(reply.part(other), request_ids, None)
+            outputs[reply.places(other)], is_rest_right = self.receive(reply.part(other), request_ids, None)
             is_right = is_right and is_rest_right
         return outputs, is_right
 
@@ -156,7 +156,7 @@ class WorkGuard:
         logger.warning("worker %s is in doubt: %s", worker_id, what)
         self.book.change(self._node_of(worker_id), partial(after_oddity, policy=self.book.policy))
 
-    def _confirm(self, reply: Reply) -> tuple[FloatRows, bool]:
+    def _confirm(self, reply: Reply) -> tuple[Answer, bool]:
         right, is_right = self._check(reply, "confirmation")
         with self._lock:
             self.counters.n_confirmed_pairs += reply.n_pairs
@@ -203,7 +203,7 @@ class WorkGuard:
         self._replays.is_old(self._node_of(reply.worker_id), reply)  # so that it cannot serve as an answer later
         return self._check(reply, "entry test")[1]
 
-    def _check(self, reply: Reply, found_by: str) -> tuple[FloatRows, bool]:
+    def _check(self, reply: Reply, found_by: str) -> tuple[Answer, bool]:
         """Recompute a reply; trust follows. Returns the right outputs, and whether the reply equals them."""
         started = time.thread_time()
         right = self._judge.right_outputs(reply)

@@ -11,14 +11,17 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from backbone.engine.placement import DispatchBatch
 from kvasir.errors import EdgeError
 from kvasir.experts import ExpertRange, FloatRows
+from kvasir.kernels.sums import RowSums
 
 LATE = "no result within the worker's usual time"
 
-Heard = FloatRows | EdgeError
+Answer = FloatRows | RowSums
+Heard = Answer | EdgeError
 
 
 @dataclass(slots=True)
@@ -45,7 +48,7 @@ class Attempt:
     late_reason: str = LATE
 
 
-def listen(future: Future[FloatRows]) -> asyncio.Future[Heard]:
+def listen(future: Future[FloatRows] | Future[RowSums]) -> asyncio.Future[Heard]:
     """A transport's future as one of the running loop. Its errors are values, and cancelling it cancels nothing."""
     loop = asyncio.get_running_loop()
     heard: asyncio.Future[Heard] = loop.create_future()
@@ -54,7 +57,7 @@ def listen(future: Future[FloatRows]) -> asyncio.Future[Heard]:
         if not heard.done():
             heard.set_result(outcome)
 
-    def pass_on(done: Future[FloatRows]) -> None:
+    def pass_on(done: Future[Any]) -> None:
         with suppress(RuntimeError):  # the loop is closed: nobody listens any more
             loop.call_soon_threadsafe(settle, _outcome(done))
 
@@ -72,10 +75,11 @@ async def first_heard(attempts: Iterable[Attempt]) -> list[Attempt]:
     return [attempt for attempt in waiting if attempt.heard.done()]
 
 
-def _outcome(done: Future[FloatRows]) -> Heard:
+def _outcome(done: Future[Any]) -> Heard:
     if done.cancelled():
         return EdgeError("the dispatch was cancelled")
     error = done.exception()
     if error is None:
-        return done.result()
+        answer: Answer = done.result()
+        return answer
     return error if isinstance(error, EdgeError) else EdgeError(f"the dispatch failed: {error!r}")

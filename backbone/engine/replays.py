@@ -27,7 +27,8 @@ class ReplayMemory:
     def is_old(self, node_id: str, reply: Reply) -> bool:
         """Whether the node gave these very outputs before, for another question; remembers them if it did not."""
         answered = hash(reply.outputs.tobytes())
-        asked = hash((reply.layer, reply.expert_ids.tobytes(), reply.rows[reply.pair_rows].tobytes()))
+        order = None if reply.order is None else (reply.order.weights.tobytes(), reply.order.exponents.tobytes())
+        asked = hash((reply.layer, reply.expert_ids.tobytes(), reply.rows[reply.pair_rows].tobytes(), order))
         with self._lock:
             known = self._nodes.setdefault(node_id, OrderedDict())
             self._nodes.move_to_end(node_id)

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import Future
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from backbone.engine.measured import Measured
 from backbone.engine.placement import CoverageSnapshot
 from kvasir.experts import FloatRows
 from kvasir.kernels.api import EncodedRows, Pairs, RowFormat
+from kvasir.kernels.sums import RowSums
+from kvasir.wire_frames import SumOrder
 
 
 class Transport(Protocol):
@@ -48,6 +50,25 @@ class Transport(Protocol):
         ...
 
 
+@runtime_checkable
+class SumTransport(Transport, Protocol):
+    """A transport whose workers answer with sums, too."""
+
+    def dispatch_sums(
+        self,
+        worker_id: str,
+        layer: int,
+        rows: EncodedRows,
+        row_format: RowFormat,
+        pair_rows: Pairs,
+        pair_ids: Pairs,
+        order: SumOrder,
+        deadline_s: float,
+    ) -> Future[RowSums]:
+        """As `dispatch`; the future yields i32 [n_rows, d_model]."""
+        ...
+
+
 class NoWorkers:
     """A swarm of nobody: everything is computed by the backbone's own replica."""
 
@@ -74,6 +95,20 @@ class NoWorkers:
         deadline_s: float,
     ) -> Future[FloatRows]:
         """Never called: placement finds no replica."""
+        raise LookupError(f"there is no worker {worker_id!r}")
+
+    def dispatch_sums(
+        self,
+        worker_id: str,
+        layer: int,
+        rows: EncodedRows,
+        row_format: RowFormat,
+        pair_rows: Pairs,
+        pair_ids: Pairs,
+        order: SumOrder,
+        deadline_s: float,
+    ) -> Future[RowSums]:
+        """Never called either."""
         raise LookupError(f"there is no worker {worker_id!r}")
 
     def report(self, worker_id: str, reason: str) -> None:

@@ -19,6 +19,7 @@ from backbone.engine.loaded_model import LoadedModel
 from backbone.engine.reply_format import ReplyFormat
 from backbone.engine.sampling_params import SamplingParams
 from backbone.engine.sequence import Sequence as EngineSequence
+from backbone.engine.sum_scale import SumScale
 from backbone.engine.tally import Tally
 from backbone.engine.transport import Transport
 from kvasir.errors import ConfigError
@@ -32,6 +33,7 @@ class DispatchSettings:
 
     deadline_s: float = 10.0
     reply_format: ReplyFormat = ReplyFormat.F32
+    sum_scale: SumScale | None = None  # where replies come in sums
 
     def __post_init__(self) -> None:
         """Raise ConfigError for a deadline that no worker could keep or nobody would wait for."""
@@ -90,6 +92,7 @@ def generate(
         transport,
         deadline_s=settings.deadline_s,
         reply_format=settings.reply_format,
+        sum_scale=settings.sum_scale,
         on_served=result.tally.add,
         guard=guard,
     )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from backbone.engine.edge_pool import EdgePool, WorkerAddress
+from backbone.engine.edge_pool import EdgePool
+from backbone.engine.worker_address import WorkerAddress
 from kvasir.errors import ConfigError, EdgeError, EdgeTimeout
 from kvasir.kernels.api import RowFormat
 from kvasir.relay_directory import FixedDirectory

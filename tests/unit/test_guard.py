@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from backbone.engine.audit import Evidence, Judge, Reply, close_rows
+from backbone.engine.audit import Answer, Evidence, Judge, Reply, close_rows
 from backbone.engine.dispatch import MOVED, ExpertDispatcher
 from backbone.engine.expert_store import ExpertStore
 from backbone.engine.guard import MAX_SAMPLE_PAIRS, MAX_SAMPLES_WAITING, Lie, WorkGuard
@@ -185,7 +185,7 @@ def test_nobody_is_blamed_when_our_own_replica_is_not_of_one_mind(store: ExpertS
     answers = iter([spoilt(honest).outputs, honest.outputs])
 
     class Unsteady(Judge):
-        def right_outputs(self, reply: Reply) -> FloatRows:
+        def right_outputs(self, reply: Reply) -> Answer:
             return next(answers)
 
     guard._judge = Unsteady(store)

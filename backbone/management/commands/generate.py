@@ -10,11 +10,13 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
-from backbone.engine.edge_pool import EdgePool, WorkerAddress
+from backbone.engine.edge_pool import EdgePool
 from backbone.engine.loaded_model import Dense, KernelChoice, LoadedModel
 from backbone.engine.reply_format import ReplyFormat
 from backbone.engine.sampling_params import SamplingParams
+from backbone.engine.sum_calibration import calibrate
 from backbone.engine.transport import NoWorkers
+from backbone.engine.worker_address import WorkerAddress
 from backbone.management.generation import DispatchSettings, first_difference, generate, summary_lines
 from kvasir.errors import KvasirError
 from kvasir.wire_frames import ReplyType
@@ -58,7 +60,10 @@ class Command(BaseCommand):
             "--deadline", type=float, default=10.0, metavar="S", help="seconds a worker may take (default 10)"
         )
         parser.add_argument(
-            "--reply", choices=list(ReplyFormat), default=ReplyFormat.F32, help="rounding of workers' replies"
+            "--reply",
+            choices=list(ReplyFormat),
+            default=ReplyFormat.F32,
+            help="workers' replies: exact, in half precision, or summed to one row of integers",
         )
         parser.add_argument(
             "--dense",
@@ -88,7 +93,6 @@ class Command(BaseCommand):
         )
         addresses = [WorkerAddress.parse(text) for text in options["worker"]]
         reply_format = ReplyFormat(options["reply"])
-        dispatch = DispatchSettings(options["deadline"], reply_format)
         with LoadedModel.open(
             options["model"],
             n_slot=1,
@@ -97,6 +101,8 @@ class Command(BaseCommand):
             n_threads=options["threads"],
         ) as loaded:
             prompts = [loaded.tokenizer.encode(options["prompt"], add_special=True, parse_special=False)]
+            sum_scale = calibrate(loaded) if reply_format is ReplyFormat.SUM else None
+            dispatch = DispatchSettings(options["deadline"], reply_format, sum_scale)
             reply = ReplyType.F16 if reply_format is ReplyFormat.F16 else ReplyType.F32
             with EdgePool(addresses, loaded.hello(), reply=reply) as pool:
                 for name, problem in pool.problems.items():
