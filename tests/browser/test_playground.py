@@ -13,7 +13,7 @@ from playwright.async_api import Page, Route
 
 from kvasir.budget import WORKER_OVERHEAD_BYTES
 from tests.browser.chromium import DEADLINE_S, Chromium, browse, wait_until
-from tests.browser.contributing import HALF_BYTES
+from tests.browser.contributing import HALF_BYTES, contribute
 from tests.browser.test_pages_look import check
 from tests.swarm.agent_process import AgentProcess
 from tests.swarm.service_process import ServiceProcess, service_process
@@ -55,15 +55,13 @@ async def ask(page: Page, text: str, *, max_tokens: int = 8, seed: int = 7) -> N
 
 
 async def answering_worker(page: Page) -> str:
-    """Ask until the worker, which the backbone may still be testing, has computed a part of an answer; its name."""
+    """Begin anew and ask until a worker, which may still be tested, has computed a part of the answer; its name."""
     async with asyncio.timeout(DEADLINE_S):
         while True:
-            n_turns = await page.evaluate("document.querySelectorAll('.turn').length")
-            if n_turns > 3:
+            if await page.query_selector("#new"):
                 await page.click("#new")
-                n_turns = 0
+            await wait_until(page, "document.querySelectorAll('.turn').length === 0")
             await ask(page, START)
-            await wait_until(page, f"document.querySelectorAll('.turn').length === {n_turns + 1}")
             await wait_until(page, TRACED)
             name = await page.get_attribute(".turn:last-child .sources tbody tr", "data-worker")
             if name:
@@ -195,6 +193,21 @@ def test_what_this_browser_computed_is_told_apart(service: ServiceProcess) -> No
         assert await page.get_attribute(row, "data-kind") == "tab"
         assert "This browser" in str(await page.text_content(row))
         assert "This browser computed" in str(await page.text_content(".turn:last-child .this-tab"))
+
+    browse(scenario, viewport={"width": 1440, "height": 900})
+
+
+def test_a_tab_that_contributes_is_told_apart_in_the_next_answer(service: ServiceProcess) -> None:
+    async def scenario(browser: Chromium) -> None:
+        tab = await contribute(browser, service.url)
+        own = await tab.evaluate("contribution.identity.nodeId")
+        page = await opened(browser, service)
+        async with asyncio.timeout(DEADLINE_S):
+            while await answering_worker(page) != own:  # this browser's own comes first
+                pass
+        share = f"document.querySelector(\".turn:last-child tr[data-worker='{own}'] .number\").textContent"
+        assert str(await page.evaluate(share)) in str(await page.text_content(".turn:last-child .this-tab"))
+        assert await shown_text(page) == answer_of_api(service, START, 8, 7).lstrip()
 
     browse(scenario, viewport={"width": 1440, "height": 900})
 
