@@ -1,7 +1,7 @@
-"""The Content-Security-Policy of pages and static files: everything from this site, no inline script or style.
+"""The Content-Security-Policy of pages and of workers: everything from this site, no inline script or style.
 
 `kvasir_site.middleware` sets it on pages, `frontend.static_files` on scripts, since a worker obeys the policy that its
-own script came with. It names the relay's address, which an operator may have elsewhere.
+own script came with. Both name the relay's address, which an operator may have elsewhere.
 """
 
 from __future__ import annotations
@@ -12,11 +12,7 @@ from frontend import import_map
 
 
 def content_policy(host: str, relay_url: str = "") -> str:
-    """The header's value for a site at `host` (with port). `relay_url`: where workers dial when it is not the site."""
-    sources = ["'self'", f"ws://{host}", f"wss://{host}"]  # not every browser lets 'self' cover WebSockets
-    relay = urlsplit(relay_url)
-    if relay.scheme in ("ws", "wss") and relay.netloc and relay.netloc != host:
-        sources.append(f"{relay.scheme}://{relay.netloc}")
+    """A page's, for a site at `host` (with port). `relay_url`: where workers dial when it is not the site."""
     return "; ".join(
         (
             "default-src 'none'",
@@ -24,7 +20,7 @@ def content_policy(host: str, relay_url: str = "") -> str:
             "style-src 'self'",
             "img-src 'self' data:",  # Pico's icons
             "font-src 'self'",
-            f"connect-src {' '.join(sources)}",
+            f"connect-src {_sources(host, relay_url)}",
             "worker-src 'self'",
             "manifest-src 'self'",
             "base-uri 'none'",
@@ -32,3 +28,17 @@ def content_policy(host: str, relay_url: str = "") -> str:
             "frame-ancestors 'none'",
         )
     )
+
+
+def worker_policy(host: str, relay_url: str = "") -> str:
+    """A script's, in case it is a worker's: short, since every module carries it."""
+    connect = _sources(host, relay_url)
+    return f"default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self'; connect-src {connect}"
+
+
+def _sources(host: str, relay_url: str) -> str:
+    sources = ["'self'", f"ws://{host}", f"wss://{host}"]  # not every browser lets 'self' cover WebSockets
+    relay = urlsplit(relay_url)
+    if relay.scheme in ("ws", "wss") and relay.netloc and relay.netloc != host:
+        sources.append(f"{relay.scheme}://{relay.netloc}")
+    return " ".join(sources)

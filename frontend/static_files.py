@@ -18,7 +18,7 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotModif
 from django.utils.cache import patch_vary_headers
 from django.views.decorators.http import require_safe
 
-from frontend.content_policy import content_policy
+from frontend.content_policy import worker_policy
 
 TYPES = {
     ".js": "text/javascript; charset=utf-8",
@@ -63,7 +63,7 @@ async def static_file(request: HttpRequest, path: str) -> HttpResponse:
     response["ETag"] = file.tag
     response["Cache-Control"] = "no-cache"
     response["X-Content-Type-Options"] = "nosniff"
-    response["Content-Security-Policy"] = content_policy(request.get_host(), settings.WORKER_RELAY_URL)
+    response["Content-Security-Policy"] = worker_policy(request.get_host(), settings.WORKER_RELAY_URL)
     patch_vary_headers(response, ["Accept-Encoding"])
     return response
 

@@ -114,6 +114,7 @@ KVASIR_ADDRESS_BURST = env_int("KVASIR_ADDRESS_BURST", 512, 1, 1_000_000)
 KVASIR_PROXY_HOPS = env_int("KVASIR_PROXY_HOPS", 0, 0, 8)
 if KVASIR_PROXY_HOPS:  # the operator's own proxy says whether the client came over TLS; nobody else is believed
     SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
+    SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = True
 KVASIR_METRICS_OPEN = env_bool("KVASIR_METRICS_OPEN", False)
 # The playground: whether visitors get a key that soon ends, and how many requests a minute an address's visitors have.
 KVASIR_PLAYGROUND = env_choice("KVASIR_PLAYGROUND", ("open", "off"))

@@ -25,5 +25,5 @@ urlpatterns: list[URLPattern | URLResolver] = [
 ]
 
 handler400 = "backbone.api_fallbacks.bad_request"
-handler404 = "backbone.api_fallbacks.not_found"
+handler404 = "kvasir_site.fallbacks.not_found"
 handler500 = "backbone.api_fallbacks.server_error"

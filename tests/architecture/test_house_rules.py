@@ -49,6 +49,26 @@ def test_functions_stay_under_40_lines() -> None:
     assert long == {}
 
 
+def test_javascript_functions_stay_under_40_lines_and_modules_say_what_they_are() -> None:
+    """By indentation: a function at the margin, or a method of a class there, ends where its brace stands below it."""
+    begins = re.compile(r"( {4}|)(?:export )?(?:static |async |get |function\*? ?|#)*\w*\(.*\{$")
+    words = re.compile(r" *(?:if|for|while|switch|catch|return)\b")
+    long, silent = {}, []
+    for path in sorted((ROOT / "frontend" / "static" / "kvasir").rglob("*.js")):
+        lines = path.read_text().splitlines()
+        if "vendor" in path.parts:
+            continue
+        if not lines[0].startswith(("/**", "//")):
+            silent.append(path.name)
+        for number, line in enumerate(lines):
+            if (form := begins.match(line)) is None or words.match(line):
+                continue
+            end = next((n for n in range(number + 1, len(lines)) if lines[n].startswith(f"{form[1]}}}")), number)
+            if end - number > 40:
+                long[f"{path.name}:{number + 1}"] = end - number
+    assert (long, silent) == ({}, [])
+
+
 def test_every_module_says_what_it_is() -> None:
     silent = [
         str(p.relative_to(ROOT))

@@ -17,7 +17,7 @@ from asgiref.sync import sync_to_async
 from django.db import connections
 from django.test import AsyncClient, override_settings
 
-from frontend.content_policy import content_policy
+from frontend.content_policy import content_policy, worker_policy
 from frontend.static_files import TYPES
 from tests.site.database import database_at
 from tests.site.market_site import run
@@ -232,9 +232,10 @@ def test_static_files_are_only_read() -> None:
     ],
 )
 def test_the_policy_lets_workers_dial_the_relay(relay: str, sources: list[str]) -> None:
-    policy = content_policy("site:8000", relay)
-    line = next(part for part in policy.split("; ") if part.startswith("connect-src "))
-    assert line.split()[1:] == ["'self'", "ws://site:8000", "wss://site:8000", *sources]
+    for policy in (content_policy("site:8000", relay), worker_policy("site:8000", relay)):
+        line = next(part for part in policy.split("; ") if part.startswith("connect-src "))
+        assert line.split()[1:] == ["'self'", "ws://site:8000", "wss://site:8000", *sources]
+        assert policy.startswith("default-src 'none'; script-src 'self' 'wasm-unsafe-eval'")
 
 
 def test_programs_pass_by_the_middleware_of_pages() -> None:
@@ -246,3 +247,12 @@ def test_programs_pass_by_the_middleware_of_pages() -> None:
 def test_the_address_that_browsers_guess_leads_to_the_icon() -> None:
     reply = ask("/favicon.ico")
     assert (reply.status, reply.headers["Location"]) == (301, "/static/kvasir/ui/favicon.svg")
+
+
+def test_people_get_a_page_where_there_is_nothing_and_programs_a_line() -> None:
+    page = ask("/nothing", Accept="text/html,*/*")
+    assert (page.status, page.headers["Content-Type"]) == (404, "text/html; charset=utf-8")
+    assert "There is nothing here" in page.text and Outline(page.text).refused == []
+    for path, accept in (("/nothing", "*/*"), ("/static/kvasir/nothing.js", "text/html"), ("/v1/nothing", "text/html")):
+        reply = ask(path, Accept=accept)
+        assert reply.status == 404 and not reply.headers["Content-Type"].startswith("text/html")

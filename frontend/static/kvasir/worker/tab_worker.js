@@ -16,11 +16,10 @@ import { SliceCache } from "./slice_cache.js";
 import { StorageError } from "./slice_errors.js";
 import { SliceFolder } from "./slice_paths.js";
 import { StatePublisher } from "./state_publisher.js";
-import { TabSession } from "./tab_session.js";
 import { KernelError, UnsupportedBrowserError } from "../kernels/errors.js";
-import { NO_WEBGPU } from "../kernels/kernel_choice.js";
 import { NO_SIMD } from "../kernels/wasm_builds.js";
 
+/** @import { TabSession } from "./tab_session.js" */
 /** @import { PageCommand, Problem, StartOptions, WorkerMessage } from "./messages.js" */
 
 const AT_REST = new Set(["idle", "failed", "elsewhere"]);
@@ -108,7 +107,10 @@ export class TabWorker {
         const identity = { nodeId, accountId, hasRecoveryKey: accountKey !== "" };
         this.publisher.update({ device, advice: adviseBudget(device), settings: this.saved(), identity });
         if (!AT_REST.has(this.publisher.state.phase)) return this.publisher.flush();
-        if (!device.hasWebGpu && !device.hasWasmSimd) throw new UnsupportedBrowserError(`${NO_SIMD} ${NO_WEBGPU}`);
+        if (!device.hasWebGpu && !device.hasWasmSimd) {
+            const { NO_WEBGPU } = await import("../kernels/kernel_choice.js");
+            throw new UnsupportedBrowserError(`${NO_SIMD} ${NO_WEBGPU}`);
+        }
         if (memory.settings.isWanted) return this.begin();
         if (await this.single.isElsewhere()) this.waitForOther();
         else this.publisher.turn("idle");
@@ -153,6 +155,7 @@ export class TabWorker {
                 onBack: () => this.settle(true),
                 onHopeless: (/** @type {string} */ reason) => this.stopFor({ code: "reload_needed", detail: reason, retryAtMs: 0 }),
             };
+            const { TabSession } = await import("./tab_session.js"); // only now: most of the code, and who looks needs none
             this.session = await TabSession.open({ site, memory, publisher, software, kernelNews });
             if (!this.isLeaving) {
                 const reason = pauseReason(memory.settings, this.surroundings);
