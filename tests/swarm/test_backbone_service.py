@@ -170,7 +170,7 @@ def test_the_directory_and_the_counters_are_kept(served: Client) -> None:
 
     started, listed, stats = run(work)
     (entry,) = listed
-    assert (entry.name, entry.n_ctx, entry.architecture) == (MODEL, 8192, "qwen3moe")
+    assert (entry.name, entry.n_ctx, entry.architecture, entry.has_chat) == (MODEL, 8192, "qwen3moe", True)
     assert started.model == MODEL and started.fingerprint == entry.fingerprint
     counters = stats[started.backbone]
     assert counters["slots"] == 4 and counters["workers"] == 2

@@ -277,7 +277,7 @@ def test_cancelling_is_heard_now_and_later(server: RedisServer) -> None:
 
 
 def test_the_directory_lists_what_lives(server: RedisServer) -> None:
-    entry = ModelEntry("demo", "fp_1", 512, "qwen3moe", 7)
+    entry = ModelEntry("demo", "fp_1", 512, "qwen3moe", 7, has_chat=True)
     own(server, "any", alive=True)
     with server.client() as client:
         client.sadd(MODEL_NAMES, "demo", "expired")

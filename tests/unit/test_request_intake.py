@@ -77,6 +77,7 @@ def test_a_model_without_a_template_completes_and_says_why_it_does_not_chat(
     metadata = {key: index.metadata[key] for key in index.metadata if key != "tokenizer.chat_template"}
     intake = RequestIntake("tiny", tokenizer, metadata, 30.0)
     assert intake.job(request(prompt="hi")).prompt_ids
+    assert not intake.has_chat and RequestIntake("tiny", tokenizer, index.metadata, 30.0).has_chat
     with pytest.raises(RequestError, match="no chat template"):
         intake.job(request(RequestKind.CHAT, messages=({"role": "user", "content": "hi"},)))
 
