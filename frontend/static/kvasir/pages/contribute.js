@@ -31,6 +31,10 @@ function Contribute({ client }) {
     const [state, setState] = useState(client.state);
     useEffect(() => client.subscribe(setState), [client]);
     const isRunning = RUNNING.has(state.phase);
+    useEffect(() => {
+        const clock = isRunning ? setInterval(() => setState({ ...client.state }), 1000) : 0; // times go on
+        return () => clearInterval(clock);
+    }, [client, isRunning]);
     useEffect(() => keepThisTab(isRunning), [isRunning]);
     if (state.phase === "unsupported") return html`<${Now} state=${state} /><${Unsupported} />`;
     const start = async (/** @type {import("./contribute_consent.js").Choice} */ { keepAwake, ...options }) => {
