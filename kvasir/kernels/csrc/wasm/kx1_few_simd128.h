@@ -73,10 +73,16 @@ KX1_INLINE lanes low_four(lanes v) { return wasm_v128_and(v, wasm_i8x16_const_sp
 KX1_INLINE lanes high_four(lanes v) { return low_four(wasm_u16x8_shr(v, 4)); }
 KX1_INLINE lanes fifth_bit(lanes v) { return wasm_v128_and(v, wasm_i8x16_const_splat(16)); }
 
-/* The sums of two vectors' lanes, the first's in the low 32 bits. */
-KX1_INLINE int64_t two_sums(lanes a, lanes b) {
-    const lanes four = wasm_i32x4_add(lanes_zip_low32(a, b), lanes_zip_high32(a, b));
-    return wasm_i64x2_extract_lane(wasm_i32x4_add(four, lanes_zip_high64(four, four)), 0);
+/* The sums of two vectors' lanes. The halves of the last vector are added outside of it: V8 for ARM takes a vector
+ * added to its own upper half for a sum of 64-bit lanes, and carries from a's sum into b's (seen in V8 13.6). */
+typedef struct {
+    int64_t a, b;
+} two_sums;
+
+KX1_INLINE two_sums sums_of(lanes a, lanes b) {
+    const lanes four = wasm_i32x4_add(lanes_zip_low32(a, b), lanes_zip_high32(a, b)); /* a b a b */
+    const int64_t first = wasm_i64x2_extract_lane(four, 0), second = wasm_i64x2_extract_lane(four, 1);
+    return (two_sums){(int64_t)(int32_t)first + (int32_t)second, (first >> 32) + (second >> 32)};
 }
 
 KX1_INLINE void few_q45(const uint8_t *w, const bool five_bits, int32_t ew, const kx1_block *x, const int n_tokens,
@@ -117,8 +123,8 @@ KX1_INLINE void few_q45(const uint8_t *w, const bool five_bits, int32_t ew, cons
     }
     const int64_t d = kx1_scale(kx1_read16(w), ew), dmin = kx1_scale(kx1_read16(w + 2), ew);
     for (int t = 0; t < n_tokens; t++) {
-        const int64_t both = two_sums(scaled[t], offset[t]);
-        sums[t] += (d * (int32_t)both - dmin * (int32_t)(both >> 32)) >> x[t].shift;
+        const two_sums both = sums_of(scaled[t], offset[t]);
+        sums[t] += (d * both.a - dmin * both.b) >> x[t].shift;
     }
 }
 
@@ -160,7 +166,7 @@ KX1_INLINE void few_q6(const uint8_t *w, int32_t ew, const kx1_block *x, const i
     }
     const int64_t d = kx1_scale(kx1_read16(w + 208), ew);
     for (int t = 0; t < n_tokens; t++)
-        sums[t] += (d * (int32_t)two_sums(scaled[t], scaled[t])) >> x[t].shift;
+        sums[t] += (d * sums_of(scaled[t], scaled[t]).a) >> x[t].shift;
 }
 
 /* 32 signed codes of 8 bits. */
