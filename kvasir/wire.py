@@ -1,7 +1,8 @@
 """The wire's codec: frames to bytes and back, without I/O.
 
 Edges and workers, over TCP or WebSocket, all use it. Any bytes either decode or raise WireError; nothing larger than
-the limits is ever allocated; tensors are views over the received bytes. docs/wire.md has the byte tables.
+the limits is ever allocated; tensors are views over the received bytes, but for sums, which travel packed.
+docs/wire.md has the byte tables.
 """
 
 from __future__ import annotations
@@ -211,6 +212,8 @@ def _order_parts(order: SumOrder, n_pairs: int, n_rows: int) -> list[Buffer]:
     if order.weights.shape != (n_pairs,) or order.exponents.shape != (n_rows,):
         shapes = f"{order.weights.shape} and {order.exponents.shape}"
         raise WireError(f"weights and exponents have shapes {shapes}, [n_pairs] and [n_rows] is needed")
+    if order.weights.dtype != np.float32 or order.exponents.dtype != np.int32:
+        raise WireError(f"weights are {order.weights.dtype}, exponents {order.exponents.dtype}; f32 and i32 is needed")
     return [_view(order.weights.astype("<f4", copy=False)), _view(order.exponents.astype("<i4", copy=False))]
 
 
@@ -225,6 +228,8 @@ def _result_parts(frame: Result) -> tuple[Header, list[Buffer]]:
 
 
 def _sum_result_parts(frame: SumResult) -> tuple[Header, list[Buffer]]:
+    if frame.sums.ndim != 2 or frame.sums.dtype != np.int32:
+        raise WireError(f"sums are {frame.sums.dtype} {frame.sums.shape}, i32 [n_rows, d_model] is needed")
     try:
         packed = pack_sums(frame.sums)
     except KernelError as error:

@@ -16,7 +16,7 @@ from kvasir.errors import WireError, WireVersionError
 from kvasir.kernels.api import RowFormat
 
 MAGIC = b"KVSR"
-VERSION = 1
+VERSION = 2
 HEADER = struct.Struct("<4sBBBBIIIIIII")
 HEADER_BYTES = HEADER.size
 CHECKED_BYTES = HEADER_BYTES - 4  # the header's bytes under the checksum: all before it
@@ -116,13 +116,7 @@ class Header:
             self._check_plain()
             return
         self._check_counts(limits)
-        least, most = self.tensor_bytes()
-        if not least <= self.payload_bytes <= most:
-            wanted = f"{most}" if least == most else f"{least} to {most}"
-            raise WireError(
-                f"{self.kind.name} with {self.n_rows} rows, {self.n_pairs} pairs and d_model {self.d_model} "
-                f"needs a payload of {wanted} bytes, not {self.payload_bytes}"
-            )
+        self._check_tensor_bytes(limits)
 
     def _check_plain(self) -> None:
         if self.wire_type or self.flags or self.layer or self.n_rows or self.n_pairs or self.d_model:
@@ -151,6 +145,19 @@ class Header:
             raise WireError(f"RESULT has n_rows {self.n_rows}; it counts its rows as pairs")
         if (self.flags & FLAG_SUMS or self.wire_type is WireType.SUMS) and self.d_model % KX1_VALUES:
             raise WireError(f"sums have whole blocks of {KX1_VALUES} values; d_model is {self.d_model}")
+
+    def _check_tensor_bytes(self, limits: Limits) -> None:
+        least, most = self.tensor_bytes()
+        if not least <= self.payload_bytes <= most:
+            wanted = f"{most}" if least == most else f"{least} to {most}"
+            raise WireError(
+                f"{self.kind.name} with {self.n_rows} rows, {self.n_pairs} pairs and d_model {self.d_model} "
+                f"needs a payload of {wanted} bytes, not {self.payload_bytes}"
+            )
+        if most > limits.max_payload_bytes:  # else a small frame would unpack to more memory than a large one
+            raise WireError(
+                f"{self.kind.name} of sums that may have {most} bytes is over the limit of {limits.max_payload_bytes}"
+            )
 
     def tensor_bytes(self) -> tuple[int, int]:
         """The least and the most payload bytes that the counts of a Dispatch or Result call for."""

@@ -17,7 +17,11 @@ function dispatchOf({ request, layer, n_rows: nRows, n_pairs: nPairs, d_model: d
     const rows = Uint8Array.from({ length: nRows * encodedRowBytes(dtype, dModel) }, (_, i) => mixed(i) >>> 24);
     const pairRows = Uint32Array.from({ length: nPairs }, (_, i) => i % nRows);
     const pairIds = Uint32Array.from({ length: nPairs }, (_, i) => mixed(i) % 256);
-    const told = { isReplyF16: (flags & 1) !== 0, hasMore: (flags & 2) !== 0 };
+    const sums = (flags & 4) === 0 ? null : {
+        weights: Float32Array.from({ length: nPairs }, (_, i) => (mixed(i) >>> 8) / 2 ** 24),
+        exponents: Int32Array.from({ length: nRows }, (_, i) => (mixed(i) >>> 24) - 180),
+    };
+    const told = { isReplyF16: (flags & 1) !== 0, hasMore: (flags & 2) !== 0, sums };
     return { kind: 4, request, layer, rowFormat: dtype, dModel, nRows, rows, pairRows, pairIds, ...told };
 }
 
@@ -27,6 +31,14 @@ function halfBits(value) {
     const exponent = Math.floor(Math.log2(Math.abs(value)));
     const fraction = Math.abs(value) / 2 ** exponent - 1;
     return (value < 0 ? 0x8000 : 0) | ((exponent + 15) << 10) | (fraction * 1024);
+}
+
+function sumResultOf({ request, layer, n_rows: nRows, n_pairs: nPairs, d_model: dModel, widths }) {
+    const sums = Int32Array.from({ length: nRows * dModel }, (_, i) => {
+        const width = widths[Math.floor(i / 256) % widths.length];
+        return width === 0 ? 0 : (mixed(i) >>> (32 - width)) - 2 ** (width - 1);
+    });
+    return frames.sumResult({ request, layer, nRows, pairIds: { length: nPairs }, dModel }, sums);
 }
 
 function resultOf({ request, layer, n_pairs: nPairs, d_model: dModel, dtype }) {
@@ -54,7 +66,7 @@ const BUILDERS = {
         }),
     REFUSE: (fields) => frames.refuse(fields.code, fields.message),
     DISPATCH: dispatchOf,
-    RESULT: resultOf,
+    RESULT: (fields) => (fields.dtype === WireType.SUMS ? sumResultOf(fields) : resultOf(fields)),
     FAULT: (fields) => frames.fault(fields.request, fields.code, fields.message),
     PAUSE: (fields) => frames.pause(fields.milliseconds),
     GOAWAY: (fields) => frames.goaway(fields.reason),

@@ -177,5 +177,5 @@ export function dispatch(request, { layer = 2, nRows = 1, pairIds = [0], dModel 
     const rows = Uint8Array.from({ length: (nRows * dModel * 261) / 256 }, (_, i) => (i * 7 + request) % 120);
     const pairRows = Uint32Array.from(pairIds, (_, i) => i % nRows);
     const fields = { rowFormat: WireType.KX1, dModel, nRows, rows, pairRows, pairIds: Uint32Array.from(pairIds) };
-    return { kind: 4, request, layer, ...fields, isReplyF16: false, hasMore: false, ...changes };
+    return { kind: 4, request, layer, ...fields, isReplyF16: false, hasMore: false, sums: null, ...changes };
 }

@@ -34,6 +34,7 @@ const kx1 = (nRows, nPairs, dModel = 1280) => ({
     pairIds: new Uint32Array(nPairs),
     isReplyF16: false,
     hasMore: false,
+    sums: null,
 });
 
 // A dispatch with a payload of exactly that many bytes.
@@ -184,13 +185,13 @@ test("frames that cannot travel are not sent", () => {
 
 test("another version is told apart, and its refusal is read", () => {
     const refusal = join(encode(frameOf(ENTRIES.find(({ kind }) => kind === "REFUSE"))));
-    refusal[4] = 2;
+    refusal[4] = 1;
     assert.equal(decode(withChecksum(refusal)).kind, Kind.REFUSE);
     const hello = join(encode(frameOf(ENTRIES[0])));
-    hello[4] = 2;
+    hello[4] = 1;
     assert.throws(() => decode(withChecksum(hello)), (error) => {
         assert.ok(error instanceof WireVersionError);
-        assert.match(error.message, /version 2 .* speaks 1/);
+        assert.match(error.message, /version 1 .* speaks 2/);
         return true;
     });
 });

@@ -54,7 +54,7 @@ test("every flipped bit is found", () => {
 test("noise is refused, as a frame and as records", () => {
     for (let n = 0; n < 3000; n++) {
         const data = Uint8Array.from({ length: n % 97 }, (_, i) => mixed(97 * n + i) >>> 24);
-        const framed = join([Uint8Array.from([75, 86, 83, 82, 1]), data]);
+        const framed = join([Uint8Array.from([75, 86, 83, 82, 2]), data]);
         assert.equal(unlessRefused(() => decode(data)), null);
         assert.equal(unlessRefused(() => decode(framed)), null);
         const spans = unlessRefused(() => [...records(data)]);

@@ -81,7 +81,7 @@ test("bytes that are no frame are refused before the welcome, and end the edge a
     const [malformed, version] = [...socket.on(2), ...socket.on(3)];
     assert.deepEqual([malformed.kind, malformed.code], [Kind.REFUSE, RefuseCode.MALFORMED]);
     assert.deepEqual([version.kind, version.code], [Kind.REFUSE, RefuseCode.VERSION]);
-    assert.match(version.message, /version 9 .* speaks 1/);
+    assert.match(version.message, /version 9 .* speaks 2/);
 });
 
 const FAULTS = [

@@ -33,6 +33,8 @@ from kvasir.wire_frames import (
     ReplyType,
     Result,
     Role,
+    SumOrder,
+    SumResult,
     Welcome,
 )
 from kvasir.wire_header import Kind, Limits, WireType, encoded_row_bytes
@@ -52,6 +54,8 @@ def dispatch_of(fields: Entry) -> Dispatch:
     n_rows, n_pairs, d_model = fields["n_rows"], fields["n_pairs"], fields["d_model"]
     row_format = RowFormat(fields["dtype"])
     width = encoded_row_bytes(row_format, d_model)
+    weights = ((mixed(n_pairs) >> 8) / 2**24).astype(np.float32)
+    exponents = (mixed(n_rows) >> 24).astype(np.int32) - 180
     return Dispatch(
         fields["request"],
         fields["layer"],
@@ -62,6 +66,7 @@ def dispatch_of(fields: Entry) -> Dispatch:
         (mixed(n_pairs) % 256).astype(np.int32),
         ReplyType.F16 if fields["flags"] & 1 else ReplyType.F32,
         bool(fields["flags"] & 2),
+        SumOrder(weights, exponents) if fields["flags"] & 4 else None,
     )
 
 
@@ -74,6 +79,15 @@ def result_of(fields: Entry) -> Result:
     return Result(fields["request"], fields["layer"], values.reshape(shape))
 
 
+def sum_result_of(fields: Entry) -> SumResult:
+    n_rows, d_model = fields["n_rows"], fields["d_model"]
+    numbers = mixed(n_rows * d_model).astype(np.int64).reshape(-1, 256)
+    widths = np.resize(fields["widths"], (len(numbers), 1)).astype(np.int64)
+    values = np.where(widths > 0, (numbers >> (32 - widths)) - (1 << np.maximum(widths - 1, 0)), 0)
+    sums = values.astype(np.int32).reshape(n_rows, d_model)
+    return SumResult(fields["request"], fields["layer"], fields["n_pairs"], sums)
+
+
 def frame_of(entry: Entry) -> Frame:  # noqa: PLR0911 (one a kind)
     """The frame that a golden entry describes."""
     fields: Entry = entry["fields"]
@@ -82,7 +96,7 @@ def frame_of(entry: Entry) -> Frame:  # noqa: PLR0911 (one a kind)
         case "DISPATCH":
             return dispatch_of(fields)
         case "RESULT":
-            return result_of(fields)
+            return sum_result_of(fields) if fields["dtype"] == WireType.SUMS else result_of(fields)
         case "HELLO":
             return Hello(Role(fields["role"]), *prints, Limits(*fields["limits"]), fields["name"], fields["token"])
         case "WELCOME":
@@ -107,7 +121,7 @@ def same(a: Frame, b: Frame) -> bool:
     """Equality that also holds for frames with tensors, to the bit."""
     if type(a) is not type(b):
         return False
-    if isinstance(a, Dispatch | Result):
+    if isinstance(a, Dispatch | Result | SumResult):
         names = a.__slots__
         return all(_same_value(getattr(a, name), getattr(b, name)) for name in names)
     return a == b
@@ -116,6 +130,8 @@ def same(a: Frame, b: Frame) -> bool:
 def _same_value(a: Any, b: Any) -> bool:
     if isinstance(a, np.ndarray):
         return bool(a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes())
+    if isinstance(a, SumOrder) and isinstance(b, SumOrder):
+        return _same_value(a.weights, b.weights) and _same_value(a.exponents, b.exponents)
     return bool(a == b)
 
 

@@ -17,7 +17,8 @@ MODEL = bytes(range(32))
 KERNEL = bytes(range(255, 223, -1))
 KINDS = {"HELLO": 1, "WELCOME": 2, "REFUSE": 3, "DISPATCH": 4, "RESULT": 5}
 KINDS |= {"FAULT": 6, "PAUSE": 7, "GOAWAY": 8, "PING": 9, "PONG": 10}
-F32, KX1, F16 = 1, 2, 3
+F32, KX1, F16, SUMS = 1, 2, 3, 4
+FLAG_SUMS = 4
 Fields = dict[str, Any]
 
 
@@ -28,7 +29,7 @@ def mixed(i: int) -> int:
 
 def frame(kind: str, payload: bytes, *, dtype: int = 0, flags: int = 0, numbers: tuple[int, ...] = (0,) * 5) -> bytes:
     """Header and payload; `numbers` are request, layer, n_rows, n_pairs, d_model."""
-    head = struct.pack("<4sBBBB5II", b"KVSR", 1, KINDS[kind], dtype, flags, *numbers, len(payload))
+    head = struct.pack("<4sBBBB5II", b"KVSR", 2, KINDS[kind], dtype, flags, *numbers, len(payload))
     return head + struct.pack("<I", zlib.crc32(head + payload)) + payload
 
 
@@ -44,6 +45,9 @@ def dispatch(fields: Fields) -> bytes:
     row_bytes = 4 * d_model if dtype == F32 else d_model // 256 * 261
     payload = struct.pack(f"<{n_pairs}I", *(i % n_rows for i in range(n_pairs)))
     payload += struct.pack(f"<{n_pairs}I", *(mixed(i) % 256 for i in range(n_pairs)))
+    if fields["flags"] & FLAG_SUMS:
+        payload += struct.pack(f"<{n_pairs}f", *((mixed(i) >> 8) / 2**24 for i in range(n_pairs)))
+        payload += struct.pack(f"<{n_rows}i", *((mixed(i) >> 24) - 180 for i in range(n_rows)))
     payload += bytes(mixed(i) >> 24 for i in range(n_rows * row_bytes))
     numbers = (fields["request"], fields["layer"], n_rows, n_pairs, d_model)
     return frame("DISPATCH", payload, dtype=dtype, flags=fields["flags"], numbers=numbers)
@@ -59,6 +63,20 @@ def result(fields: Fields) -> bytes:
         payload = struct.pack(f"<{count}e", *((mixed(i) >> 22) / 8 - 64 for i in range(count)))
     numbers = (fields["request"], fields["layer"], 0, n_pairs, d_model)
     return frame("RESULT", payload, dtype=fields["dtype"], numbers=numbers)
+
+
+def sum_result(fields: Fields) -> bytes:
+    """A Result in sums: block b of 256 values has the width `widths[b mod their count]`, and values that need it."""
+    n_rows, d_model, widths = fields["n_rows"], fields["d_model"], fields["widths"]
+    payload = bytearray()
+    for block in range(n_rows * d_model // 256):
+        width, bits = widths[block % len(widths)], 0
+        for k in range(256 if width else 0):
+            value = (mixed(256 * block + k) >> (32 - width)) - 2 ** (width - 1)
+            bits |= value % 2**width << width * k
+        payload += bytes([width]) + bits.to_bytes(32 * width, "little")
+    numbers = (fields["request"], fields["layer"], n_rows, fields["n_pairs"], d_model)
+    return frame("RESULT", bytes(payload), dtype=SUMS, numbers=numbers)
 
 
 def hello(fields: Fields) -> bytes:
@@ -89,7 +107,7 @@ def build(kind: str, fields: Fields) -> bytes:  # noqa: PLR0911 (one a kind)
         case "DISPATCH":
             return dispatch(fields)
         case "RESULT":
-            return result(fields)
+            return sum_result(fields) if fields["dtype"] == SUMS else result(fields)
         case "HELLO":
             return hello(fields)
         case "WELCOME":
@@ -113,6 +131,11 @@ def dispatch_fields(n_rows: int, n_pairs: int, d_model: int = 256, dtype: int = 
 def result_fields(n_pairs: int, d_model: int, dtype: int = F32) -> Fields:
     """Fields of a Result."""
     return {"request": 4294967295, "layer": 47, "n_pairs": n_pairs, "d_model": d_model, "dtype": dtype}
+
+
+def sum_result_fields(n_rows: int, n_pairs: int, d_model: int, widths: list[int]) -> Fields:
+    """Fields of a Result in sums."""
+    return {**result_fields(n_pairs, d_model, SUMS), "n_rows": n_rows, "widths": widths}
 
 
 LIMITS = [8388608, 8192, 65536, 67108864]
@@ -160,6 +183,11 @@ GOLDEN: list[tuple[str, str, Fields]] = [
     ("dispatch_more", "DISPATCH", dispatch_fields(1, 2, flags=3)),
     ("result_f32", "RESULT", result_fields(3, 5)),
     ("result_f16", "RESULT", result_fields(3, 5, F16)),
+    ("dispatch_sums", "DISPATCH", dispatch_fields(2, 3, flags=4)),
+    ("dispatch_sums_more_f32", "DISPATCH", dispatch_fields(2, 5, dtype=F32, flags=6)),
+    ("result_sums", "RESULT", sum_result_fields(6, 9, 256, [0, 8, 12, 16, 24, 32])),
+    ("result_sums_of_nothing", "RESULT", sum_result_fields(1, 1, 768, [0])),
+    ("result_sums_512", "RESULT", sum_result_fields(2, 31, 512, [12, 8, 0, 12])),
     ("dispatch_65535", "DISPATCH", dispatch_fields(3, 8094)),
     ("dispatch_65536", "DISPATCH", dispatch_fields(8, 7931)),
     ("dispatch_65537", "DISPATCH", dispatch_fields(5, 8029)),
@@ -169,6 +197,8 @@ GOLDEN: list[tuple[str, str, Fields]] = [
     ("result_65536_f16", "RESULT", result_fields(128, 256, F16)),
     ("result_1056768", "RESULT", result_fields(86, 3072)),
     ("result_8388608", "RESULT", result_fields(2048, 1024)),
+    ("dispatch_sums_65536", "DISPATCH", dispatch_fields(148, 2193, flags=4)),
+    ("result_sums_8388600", "RESULT", sum_result_fields(682, 4096, 3072, [32])),
 ]
 FRAMES = Path(__file__).parent / "wire" / "frames.json"
 WHOLE_BYTES = 4096  # larger frames are stored as header and hash

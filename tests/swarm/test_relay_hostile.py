@@ -89,7 +89,7 @@ def test_first_messages_that_are_no_opening(relay: RelayProcess) -> None:
         (hello + b"x", RefuseCode.MALFORMED, "its header says"),
         (b"W" + bytes(range(200)), RefuseCode.MALFORMED, "frame starts with"),
         (b"W" + ping, RefuseCode.MALFORMED, "the first frame is Ping, Hello is needed"),
-        (bytes(other_version), RefuseCode.VERSION, "wire version 77 from the other side, this side speaks 1"),
+        (bytes(other_version), RefuseCode.VERSION, "wire version 77 from the other side, this side speaks 2"),
         ("W hello", RefuseCode.MALFORMED, "a text message"),
     ]
     for message, code, reason in cases:

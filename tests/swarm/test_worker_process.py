@@ -256,7 +256,7 @@ STRANGERS: dict[str, Callable[[Holdings], bytes]] = {
     "worker's role": lambda held: join(encode(hello(held, role=Role.WORKER))),
     "no hello but a ping": lambda _: join(encode(Ping(1))),
     "no hello but a dispatch": frame,
-    "hello that promises 8 MiB": lambda _: HEADER.pack(b"KVSR", 1, 1, 0, 0, 0, 0, 0, 0, 0, 2**23, 0),
+    "hello that promises 8 MiB": lambda _: HEADER.pack(b"KVSR", 2, 1, 0, 0, 0, 0, 0, 0, 0, 2**23, 0),
     "spoilt hello": lambda held: join(encode(hello(held)))[:-1] + b"\xff",
 }
 KNOWN: dict[str, Callable[[Holdings], bytes]] = {

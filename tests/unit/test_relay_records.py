@@ -70,7 +70,7 @@ def test_the_role_byte_must_be_there_and_agree(first: bytes) -> None:
 def test_an_opening_of_another_version_names_both() -> None:
     message = bytearray(opening_message(HELLO))
     message[5] = 9
-    with pytest.raises(WireVersionError, match=r"version 9 .* speaks 1"):
+    with pytest.raises(WireVersionError, match=r"version 9 .* speaks 2"):
         read_opening(bytes(message))
 
 

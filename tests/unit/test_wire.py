@@ -93,7 +93,7 @@ def test_a_stream_may_be_cut_anywhere(frames: list[Frame], cuts: list[int]) -> N
 @given(st.binary(max_size=200))
 @settings(max_examples=200, deadline=None)
 def test_any_bytes_decode_or_raise_wire_error(data: bytes) -> None:
-    for candidate in (data, b"KVSR\x01" + data):
+    for candidate in (data, b"KVSR\x02" + data):
         try:
             frame = decode(candidate)
         except WireError:
@@ -112,7 +112,7 @@ def test_damaged_frames_decode_or_raise_wire_error(frame: Frame, data: st.DataOb
             again = decode(candidate)
         except WireError:
             continue
-        if candidate[4] == 1:  # a Refuse of another version is readable, and written again as ours
+        if candidate[4] == 2:  # a Refuse of another version is readable, and written again as ours
             assert join(encode(again)) == candidate
 
 
@@ -213,7 +213,7 @@ def test_protocol_limits_hold_to_the_unit() -> None:
 
 def test_a_control_frame_has_a_smaller_limit() -> None:
     def header(payload_bytes: int) -> bytes:
-        return HEADER.pack(b"KVSR", 1, Kind.WELCOME, 0, 0, 0, 0, 0, 0, 0, payload_bytes, 0)
+        return HEADER.pack(b"KVSR", 2, Kind.WELCOME, 0, 0, 0, 0, 0, 0, 0, payload_bytes, 0)
 
     assert FrameDecoder().feed(header(2**20)) == []
     with pytest.raises(WireError, match="1048577"):
@@ -235,8 +235,8 @@ def test_a_decoder_for_strangers_takes_small_frames_only() -> None:
 
 
 def test_a_promise_of_bytes_costs_no_memory() -> None:
-    header = HEADER.pack(b"KVSR", 1, Kind.RESULT, 1, 0, 1, 0, 0, 2048, 1024, MAX_PAYLOAD_BYTES, 0)
-    huge = HEADER.pack(b"KVSR", 1, Kind.RESULT, 1, 0, 1, 0, 0, 2**32 - 1, 2**32 - 1, 2**32 - 1, 0)
+    header = HEADER.pack(b"KVSR", 2, Kind.RESULT, 1, 0, 1, 0, 0, 2048, 1024, MAX_PAYLOAD_BYTES, 0)
+    huge = HEADER.pack(b"KVSR", 2, Kind.RESULT, 1, 0, 1, 0, 0, 2**32 - 1, 2**32 - 1, 2**32 - 1, 0)
     tracemalloc.start()
     try:
         with pytest.raises(WireError):
@@ -298,7 +298,7 @@ def test_frames_before_a_bad_one_are_not_lost() -> None:
 def test_headers_that_contradict_themselves_are_refused_by_name(fields: dict[str, int], message: str) -> None:
     values: dict[str, int | bytes] = {
         "magic": b"KVSR",
-        "version": 1,
+        "version": 2,
         "kind": int(Kind.DISPATCH),
         "wire_type": 1,
         "flags": 0,
@@ -316,12 +316,12 @@ def test_headers_that_contradict_themselves_are_refused_by_name(fields: dict[str
 
 
 def test_another_version_is_told_apart_and_its_refuse_is_read() -> None:
-    data = bytearray(join(encode(Refuse(RefuseCode.VERSION, "wire version 1, this side speaks 2"))))
-    data[4] = 2
-    assert decode(with_checksum(bytes(data))) == Refuse(RefuseCode.VERSION, "wire version 1, this side speaks 2")
+    data = bytearray(join(encode(Refuse(RefuseCode.VERSION, "wire version 2, this side speaks 1"))))
+    data[4] = 1
+    assert decode(with_checksum(bytes(data))) == Refuse(RefuseCode.VERSION, "wire version 2, this side speaks 1")
     hello = bytearray(join(encode(Hello(Role.BACKBONE, FINGERPRINT, FINGERPRINT, "kx1"))))
-    hello[4] = 2
-    with pytest.raises(WireVersionError, match=r"version 2.*speaks 1"):
+    hello[4] = 1
+    with pytest.raises(WireVersionError, match=r"version 1.*speaks 2"):
         decode(with_checksum(bytes(hello)))
 
 

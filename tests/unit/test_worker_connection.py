@@ -166,10 +166,10 @@ def other_version() -> bytes:
     ("data", "code", "message"),
     [
         (b"GET / HTTP/1.1\r\nHost: kvasir\r\n\r\n     ", RefuseCode.MALFORMED, "starts with b'GET '"),
-        (other_version(), RefuseCode.VERSION, "wire version 9 from the other side, this side speaks 1"),
+        (other_version(), RefuseCode.VERSION, "wire version 9 from the other side, this side speaks 2"),
         (bytes(100), RefuseCode.MALFORMED, "starts with"),
-        (HEADER.pack(b"KVSR", 1, 1, 0, 0, 0, 0, 0, 0, 0, 4097, 0), RefuseCode.MALFORMED, "limit of 4096"),
-        (HEADER.pack(b"KVSR", 1, 4, 1, 0, 1, 0, 400, 1, 4, 6408, 0), RefuseCode.MALFORMED, "limit of 4096"),
+        (HEADER.pack(b"KVSR", 2, 1, 0, 0, 0, 0, 0, 0, 0, 4097, 0), RefuseCode.MALFORMED, "limit of 4096"),
+        (HEADER.pack(b"KVSR", 2, 4, 1, 0, 1, 0, 400, 1, 4, 6408, 0), RefuseCode.MALFORMED, "limit of 4096"),
         (join(encode(HELLO))[:-1] + b"\x01", RefuseCode.MALFORMED, "checksum"),
     ],
 )

@@ -1,21 +1,25 @@
 /**
  * The wire's codec: frames to bytes and back, without I/O. Twin of kvasir/wire.py for whole messages; streams that
  * may be cut anywhere are TCP's, which a browser does not have. Any bytes either decode or throw a WireError; nothing
- * larger than the limits is ever allocated; tensors are views over the received bytes where these are aligned.
+ * larger than the limits is ever allocated; tensors are views over the received bytes where these are aligned, but for
+ * sums, which travel packed.
  *
  *   encode(frame, limits) -> Uint8Array[]      the buffers to send one after another; `limits` are the receiver's
  *   decode(bytes, limits) -> Frame             the one frame that the bytes are, all of them
  */
 
+import { KernelError } from "../kernels/errors.js";
+import { packSums, unpackSums } from "../kernels/sums.js";
 import { WireError } from "./errors.js";
+import { checkHeader } from "./header_checks.js";
 import {
     FLAG_MORE,
     FLAG_REPLY_F16,
+    FLAG_SUMS,
     HEADER_BYTES,
     Kind,
     PROTOCOL_LIMITS,
     WireType,
-    checkHeader,
     checksum,
     encodedRowBytes,
     kindName,
@@ -27,6 +31,8 @@ import { packPayload, unpackPayload } from "./wire_payloads.js";
 /** @typedef {import("./wire_frames.js").Frame} Frame */
 /** @typedef {import("./wire_frames.js").Dispatch} Dispatch */
 /** @typedef {import("./wire_frames.js").Result} Result */
+/** @typedef {import("./wire_frames.js").SumOrder} SumOrder */
+/** @typedef {import("./wire_frames.js").SumResult} SumResult */
 /** @typedef {import("./wire_header.js").Header} Header */
 /** @typedef {import("./wire_header.js").Limits} Limits */
 
@@ -54,7 +60,8 @@ export function decode(data, limits = PROTOCOL_LIMITS) {
     if (data.length < HEADER_BYTES) {
         throw new WireError(`${data.length} bytes are no frame: the header alone has ${HEADER_BYTES}`);
     }
-    const { header, check } = unpackHeader(data, limits);
+    const { header, check } = unpackHeader(data);
+    checkHeader(header, limits);
     if (data.length !== HEADER_BYTES + header.payloadBytes) {
         throw new WireError(`frame of ${data.length} bytes, its header says ${HEADER_BYTES + header.payloadBytes}`);
     }
@@ -64,7 +71,9 @@ export function decode(data, limits = PROTOCOL_LIMITS) {
         throw new WireError(`${kindName(header.kind)} frame says checksum ${check}, its bytes have ${found}`);
     }
     if (header.kind === Kind.DISPATCH) return dispatchOf(header, payload);
-    if (header.kind === Kind.RESULT) return resultOf(header, payload);
+    if (header.kind === Kind.RESULT) {
+        return header.wireType === WireType.SUMS ? sumResultOf(header, payload) : resultOf(header, payload);
+    }
     return unpackPayload(header, payload);
 }
 
@@ -86,7 +95,7 @@ export function join(buffers) {
 /** @param {Frame} frame @returns {{header: Header, payload: Uint8Array[]}} */
 function partsOf(frame) {
     if (frame.kind === Kind.DISPATCH) return dispatchParts(frame);
-    if (frame.kind === Kind.RESULT) return resultParts(frame);
+    if (frame.kind === Kind.RESULT) return "sums" in frame ? sumResultParts(frame) : resultParts(frame);
     const { request, payload } = packPayload(frame);
     const counts = { wireType: WireType.NONE, flags: 0, layer: 0, nRows: 0, nPairs: 0, dModel: 0 };
     const header = { kind: frame.kind, request, ...counts, payloadBytes: payload.length };
@@ -105,10 +114,21 @@ function dispatchParts(frame) {
     const pairs = new Uint32Array(2 * nPairs);
     pairs.set(pairRows);
     pairs.set(pairIds, nPairs);
-    const flags = (frame.isReplyF16 ? FLAG_REPLY_F16 : 0) | (frame.hasMore ? FLAG_MORE : 0);
-    const payloadBytes = pairs.byteLength + rows.length;
+    const flags =
+        (frame.isReplyF16 ? FLAG_REPLY_F16 : 0) | (frame.hasMore ? FLAG_MORE : 0) | (frame.sums ? FLAG_SUMS : 0);
+    const order = frame.sums ? orderParts(frame.sums, nPairs, nRows) : [];
+    const payloadBytes = pairs.byteLength + order.reduce((sum, part) => sum + part.length, 0) + rows.length;
     const header = { kind, wireType: rowFormat, flags, request, layer, nRows, nPairs, dModel, payloadBytes };
-    return { header, payload: [bytesOf(pairs), rows] };
+    return { header, payload: [bytesOf(pairs), ...order, rows] };
+}
+
+/** @param {SumOrder} order @param {number} nPairs @param {number} nRows @returns {Uint8Array[]} */
+function orderParts({ weights, exponents }, nPairs, nRows) {
+    if (weights.length !== nPairs || exponents.length !== nRows) {
+        const found = `${weights.length} weights and ${exponents.length} exponents`;
+        throw new WireError(`${found} for ${nPairs} pairs of ${nRows} rows`);
+    }
+    return [bytesOf(weights), bytesOf(exponents)];
 }
 
 /** @param {Result} frame @returns {{header: Header, payload: Uint8Array[]}} */
@@ -122,9 +142,21 @@ function resultParts({ kind, request, layer, nPairs, dModel, outputs }) {
     return { header, payload: [bytesOf(outputs)] };
 }
 
+/** @param {SumResult} frame @returns {{header: Header, payload: Uint8Array[]}} */
+function sumResultParts({ kind, request, layer, nRows, nPairs, dModel, sums }) {
+    if (sums.length !== nRows * dModel) {
+        throw new WireError(`sums are ${sums.length} values, [${nRows}, ${dModel}] are needed`);
+    }
+    const packed = unlessRefused(() => packSums(sums, dModel));
+    const counts = { nRows, nPairs, dModel, payloadBytes: packed.length };
+    return { header: { kind, wireType: WireType.SUMS, flags: 0, request, layer, ...counts }, payload: [packed] };
+}
+
 /** @param {Header} header @param {Uint8Array} payload @returns {Dispatch} */
 function dispatchOf({ request, layer, wireType, flags, nRows, nPairs, dModel }, payload) {
     const pairs = new Uint32Array(...alignedPart(payload, 8 * nPairs, 4));
+    const hasOrder = (flags & FLAG_SUMS) !== 0;
+    const rowsAt = 8 * nPairs + (hasOrder ? 4 * (nPairs + nRows) : 0);
     return {
         kind: Kind.DISPATCH,
         request,
@@ -132,12 +164,42 @@ function dispatchOf({ request, layer, wireType, flags, nRows, nPairs, dModel }, 
         rowFormat: wireType,
         dModel,
         nRows,
-        rows: payload.subarray(8 * nPairs),
+        rows: payload.subarray(rowsAt),
         pairRows: pairs.subarray(0, nPairs),
         pairIds: pairs.subarray(nPairs),
         isReplyF16: (flags & FLAG_REPLY_F16) !== 0,
         hasMore: (flags & FLAG_MORE) !== 0,
+        sums: hasOrder ? orderOf(payload.subarray(8 * nPairs, rowsAt), nPairs) : null,
     };
+}
+
+/** @param {Uint8Array} data @param {number} nPairs @returns {SumOrder} */
+function orderOf(data, nPairs) {
+    const [weights, exponents] = [data.subarray(0, 4 * nPairs), data.subarray(4 * nPairs)];
+    return {
+        weights: new Float32Array(...alignedPart(weights, weights.length, 4)),
+        exponents: new Int32Array(...alignedPart(exponents, exponents.length, 4)),
+    };
+}
+
+/** @param {Header} header @param {Uint8Array} payload @returns {SumResult} */
+function sumResultOf({ request, layer, nRows, nPairs, dModel }, payload) {
+    const sums = unlessRefused(() => unpackSums(payload, nRows, dModel));
+    return { kind: Kind.RESULT, request, layer, nRows, nPairs, dModel, sums };
+}
+
+/**
+ * @template T
+ * @param {() => T} convert between sums and their packed form
+ * @returns {T}
+ * @throws {WireError} for what cannot travel
+ */
+function unlessRefused(convert) {
+    try {
+        return convert();
+    } catch (error) {
+        throw error instanceof KernelError ? new WireError(error.message) : error;
+    }
 }
 
 /** @param {Header} header @param {Uint8Array} payload @returns {Result} */

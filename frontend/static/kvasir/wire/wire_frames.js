@@ -70,6 +70,13 @@ export const FaultCode = Object.freeze({
 /** The answer to a hello that is not accepted. @typedef {{kind: 3, code: number, message: string}} Refuse */
 
 /**
+ * What a worker needs to answer with a row of integers for each row, not an output a pair (docs/kx1.md, step 7).
+ * @typedef {object} SumOrder
+ * @property {Float32Array} weights [nPairs] what each output is multiplied by
+ * @property {Int32Array} exponents [nRows] the unit of each row's integers is 2^exponent
+ */
+
+/**
  * Rows and what to compute: expert `pairIds[i]` (local id) of row `pairRows[i]`, for every pair i.
  * @typedef {object} Dispatch
  * @property {4} kind
@@ -83,6 +90,7 @@ export const FaultCode = Object.freeze({
  * @property {Uint32Array} pairIds [nPairs]
  * @property {boolean} isReplyF16 whether results may be f16
  * @property {boolean} hasMore another one of the same layer follows at once
+ * @property {SumOrder | null} sums answer with a SumResult
  */
 
 /**
@@ -97,6 +105,18 @@ export const FaultCode = Object.freeze({
  */
 
 /**
+ * The answer to a Dispatch with a SumOrder: one row of integers for each of its rows.
+ * @typedef {object} SumResult
+ * @property {5} kind
+ * @property {number} request
+ * @property {number} layer
+ * @property {number} nRows
+ * @property {number} nPairs of the Dispatch
+ * @property {number} dModel
+ * @property {Int32Array} sums [nRows * dModel]
+ */
+
+/**
  * The answer to a Dispatch that was not computed; with request 0, the reason why the edge ends.
  * @typedef {{kind: 6, request: number, code: number, message: string}} Fault
  */
@@ -105,7 +125,7 @@ export const FaultCode = Object.freeze({
 /** Are you there? @typedef {{kind: 9, number: number}} Ping */
 /** The answer to the Ping of the same number. @typedef {{kind: 10, number: number}} Pong */
 
-/** @typedef {Hello | Welcome | Refuse | Dispatch | Result | Fault | Pause | Goaway | Ping | Pong} Frame */
+/** @typedef {Hello | Welcome | Refuse | Dispatch | Result | SumResult | Fault | Pause | Goaway | Ping | Pong} Frame */
 
 /**
  * @param {{role: number, modelFingerprint: string, kernelFingerprint: string, kernel: string,
@@ -137,6 +157,15 @@ export function refuse(code, message) {
  */
 export function result(request, layer, nPairs, dModel, outputs) {
     return { kind: Kind.RESULT, request, layer, nPairs, dModel, outputs };
+}
+
+/**
+ * @param {Dispatch} dispatch that it answers
+ * @param {Int32Array} sums [nRows * dModel]
+ * @returns {SumResult}
+ */
+export function sumResult({ request, layer, nRows, pairIds, dModel }, sums) {
+    return { kind: Kind.RESULT, request, layer, nRows, nPairs: pairIds.length, dModel, sums };
 }
 
 /** @param {number} request @param {number} code @param {string} message @returns {Fault} */

@@ -79,7 +79,7 @@ function unpack({ kind, request }, reader) {
 
 /**
  * Request number and payload bytes of any frame but Dispatch and Result.
- * @param {Exclude<Frame, import("./wire_frames.js").Dispatch | import("./wire_frames.js").Result>} frame
+ * @param {Exclude<Frame, {kind: 4 | 5}>} frame
  * @returns {{request: number, payload: Uint8Array}}
  * @throws {WireError} when a text, number or fingerprint in it cannot travel
  */
