@@ -38,6 +38,8 @@ def test_answers_with_a_tab_are_bit_for_bit_those_of_one_process(site: Site, is_
         total = await page.evaluate("contribution.ranges.reduce((sum, range) => sum + range.nBytes, 0)")
         assert await page.evaluate("contribution.storage.downloadedBytes") >= total > 0
         assert await page.evaluate("contribution.identity.hasRecoveryKey")
+        await wait_until(page, "contribution.rewards?.earnedMicrocredits > 0")  # backbones vouched for it
+        await wait_until(page, "contribution.rewards.verifiedShare > 0.5")
 
     browse(scenario)
 
@@ -95,3 +97,43 @@ def test_a_second_tab_is_refused_until_the_first_is_gone(site: Site) -> None:
         assert await second.evaluate("contribution.storage.downloadedBytes") == 0
 
     browse(scenario)
+
+
+FILES = """(async () => {
+    let n = 0;
+    const slices = await (await navigator.storage.getDirectory()).getDirectoryHandle("slices");
+    for await (const _ of slices.values()) n += 1;
+    return n;
+})()"""
+NEW_CLIENT = """import('/static/kvasir/worker/worker_client.js').then(({ ContributionClient }) => {
+    window.client = new ContributionClient();
+})"""
+
+
+def test_the_recovery_key_takes_what_was_earned_to_a_browser_that_knew_nothing(site: Site) -> None:
+    async def first(browser: Chromium) -> tuple[str, str]:
+        page = await contribute(browser, site.url)
+        account = await page.evaluate("contribution.identity.accountId")
+        await page.evaluate(NEW_CLIENT)
+        return account, await page.evaluate("client.recoveryKey()")
+
+    async def second(browser: Chromium) -> None:
+        page = await browser.open(f"{site.url}/")
+        await page.evaluate(NEW_CLIENT)
+        assert await page.evaluate("client.recoveryKey()") == ""
+        assert await page.evaluate("client.restore('kva-nonsense')") == "token_refused"
+        assert await page.evaluate("(key) => client.restore(key)", key) == ""
+        await page.evaluate("client.start({ budgetBytes: 300e6 })")
+        await wait_until(page, "client.state.activity === 'serving'")
+        assert await page.evaluate("client.state.identity.accountId") == account
+        assert await page.evaluate("client.restore('kva-nonsense')") == "busy"
+        assert await page.evaluate("client.forget()") == "busy"
+        await page.evaluate("client.leave()")
+        await wait_until(page, "client.state.phase === 'idle'")
+        assert await page.evaluate("client.forget()") == ""
+        assert await page.evaluate("client.recoveryKey()") == ""
+        assert await page.evaluate(FILES) == 0
+
+    account, key = browse(first)
+    assert key.startswith("kva-")
+    browse(second, forgiven=["401"])
