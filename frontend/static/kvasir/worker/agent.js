@@ -1,7 +1,7 @@
 /**
  * The worker that needs only a budget, in a tab: it asks `plan.js` what is next, does it, and asks again. Twin of
- * kvasir/worker/agent.py. `tab_worker.js` runs one. All that it knows is one `WorkerState`; what it does to the world goes
- * through the market client, the fetcher and the edge, which tests replace. It decides nothing itself.
+ * kvasir/worker/agent.py. `tab_worker.js` runs one. All that it knows is one `WorkerState`; what it does to the world
+ * goes through the market client, the fetcher and the edge, which tests replace. It decides nothing itself.
  */
 
 import { Downloads } from "./agent_downloads.js";
@@ -28,7 +28,10 @@ import { reconnectDelayS } from "../wire/reconnect.js";
 const LEAVE_S = 5; // for the last heartbeat
 const RESERVE_S = 5; // until edges that could not be opened are tried again, at random up to twice that
 
-/** @typedef {{roomBytes: number, invite: string, name: string, facts: () => Record<string, string | number>, pace?: import("./agent_market.js").Pace}} AgentOptions */
+/**
+ * @typedef {{roomBytes: number, invite: string, name: string, facts: () => Record<string, string | number>, pace?:
+ *   import("./agent_market.js").Pace}} AgentOptions
+ */
 
 /**
  * @typedef {object} Report  Who hears what happens.
@@ -78,7 +81,10 @@ export class Agent {
         this.news.tell();
     }
 
-    /** Take no more work, or take it again; edges stay open. Backbones hear of it at once, the market soon. @param {boolean} isPaused */
+    /**
+     * Take no more work, or take it again; edges stay open. Backbones hear of it at once, the market soon.
+     * @param {boolean} isPaused
+     */
     setPaused(isPaused) {
         if (isPaused === this.isPaused) return;
         this.isPaused = isPaused;
@@ -87,7 +93,10 @@ export class Agent {
         this.news.tell();
     }
 
-    /** Backbones send no new work while the kernel is away for a moment; the market hears nothing of it. @param {boolean} isComputing */
+    /**
+     * Backbones send no new work while the kernel is away for a moment; the market hears nothing of it.
+     * @param {boolean} isComputing
+     */
     setComputing(isComputing) {
         this.isComputing = isComputing;
         this.edge.setPaused(this.isPaused || !isComputing);
@@ -132,7 +141,10 @@ export class Agent {
         else await this.news.wait(60);
     }
 
-    /** Do it, unless told to stop meanwhile; a token that is being made is waited for, or it would be lost. @param {Action} action */
+    /**
+     * Do it, unless told to stop meanwhile; a token that is being made is waited for, or it would be lost.
+     * @param {Action} action
+     */
     async perform(action) {
         const acting = this.attempt(() => this.act(action));
         if (action.action === "Register" || action.action === "Rotate") return acting;
@@ -249,7 +261,8 @@ export class Agent {
         if (nodeId && model !== null) {
             const beat = { nodeId, model, ranges: [], leases: [], facts: {}, isLeaving: true };
             const late = new Promise((resolve) => setTimeout(resolve, 1000 * LEAVE_S));
-            await Promise.race([this.world.market.heartbeat(beat).catch(() => undefined), late]); // else its lease ends soon
+            const told = this.world.market.heartbeat(beat).catch(() => undefined); // else its lease ends soon
+            await Promise.race([told, late]);
         }
         await this.edge.stop(reason);
         this.world.report.say("stopped", { reason });

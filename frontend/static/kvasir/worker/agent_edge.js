@@ -1,7 +1,7 @@
 /**
  * An agent's place at the relay: other holdings take over without a moment in which nobody answers. Twin of
- * kvasir/worker/agent_edge.py. What a worker holds is told to backbones when an edge opens, so other holdings need other
- * edges: the new ones are opened first and both serve for a moment; then the old ones say goodbye and close.
+ * kvasir/worker/agent_edge.py. What a worker holds is told to backbones when an edge opens, so other holdings need
+ * other edges: the new ones are opened first and both serve for a moment; then the old ones say goodbye and close.
  */
 
 const HANDOVER_S = 20; // for the new edges; when the relay is away that long there is nothing to hand over
@@ -18,11 +18,18 @@ const OVERLAP_S = 3; // both serve: a backbone gives a new edge no work before i
  * @property {number} nBackbones
  */
 
-/** @typedef {{holdings: Holdings, relayUrl: string, token: string, onJoined: () => void, onLost: (reason: string) => void}} SessionOptions */
+/**
+ * @typedef {{holdings: Holdings, relayUrl: string, token: string, onJoined: () => void, onLost: (reason: string) =>
+ *   void}} SessionOptions
+ */
 
 /** One session and what it has come to. */
 class Session {
-    /** @param {(options: SessionOptions) => RelaySession} make @param {Omit<SessionOptions, "onJoined" | "onLost">} options @param {(session: Session, isJoined: boolean, reason: string) => void} onChange */
+    /**
+     * @param {(options: SessionOptions) => RelaySession} make
+     * @param {Omit<SessionOptions, "onJoined" | "onLost">} options
+     * @param {(session: Session, isJoined: boolean, reason: string) => void} onChange
+     */
     constructor(make, options, onChange) {
         this.isJoined = false;
         this.hasEnded = false;
@@ -91,8 +98,8 @@ export class AgentEdge {
     }
 
     /**
-     * Serve these holdings and no others from now on; false when those before are served on, being at the relay. Without
-     * a relay to be had the new session counts all the same, and dials on.
+     * Serve these holdings and no others from now on; false when those before are served on, being at the relay.
+     * Without a relay to be had the new session counts all the same, and dials on.
      * @param {Holdings} holdings @param {string} relayUrl @param {string} token @returns {Promise<boolean>}
      */
     async serve(holdings, relayUrl, token) {

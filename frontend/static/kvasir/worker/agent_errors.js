@@ -3,6 +3,8 @@
  * `agent.js` throws it, `tab_worker.js` publishes it as the state's problem.
  */
 
+const INVITE_CODES = ["invite_needed", "invite_unknown", "invite_expired", "invite_used"];
+
 export class AgentEndedError extends Error {
     /** @param {string} code  of `Problem` in messages.js @param {string} detail @param {ErrorOptions} [options] */
     constructor(code, detail, options) {
@@ -17,7 +19,7 @@ export class AgentEndedError extends Error {
  * @param {{status: number, code: string, message: string}} refused @returns {AgentEndedError}
  */
 export function endedByRefusal({ status, code, message }) {
-    const known = ["invite_needed", "invite_unknown", "invite_expired", "invite_used"].includes(code) ? "invite_needed" : code;
-    if (known === "invite_needed" || known === "registration_closed") return new AgentEndedError(known, message);
+    if (INVITE_CODES.includes(code)) return new AgentEndedError("invite_needed", message);
+    if (code === "registration_closed") return new AgentEndedError(code, message);
     return new AgentEndedError(status === 401 ? "token_refused" : "refused", message);
 }

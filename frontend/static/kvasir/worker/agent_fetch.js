@@ -1,7 +1,7 @@
 /**
  * An agent's downloads: one piece at a time, and what its failure means. Twin of kvasir/worker/agent_fetch.py.
- * `agent_downloads.js` starts a fetch. A slice is loaded into the kernel as soon as it is verified, so that serving it is
- * only a matter of edges; slices that are held are neither evicted nor unloaded until they are let go.
+ * `agent_downloads.js` starts a fetch. A slice is loaded into the kernel as soon as it is verified, so that serving it
+ * is only a matter of edges; slices that are held are neither evicted nor unloaded until they are let go.
  */
 
 import { Outcome } from "./fetch_outcome.js";
@@ -13,7 +13,10 @@ import { offerAt } from "./slice_store.js";
 /** @import { ExpertRange, Piece } from "./plan_state.js" */
 /** @import { HeldSlice, SliceStore, Watched } from "./slice_store.js" */
 
-/** @typedef {{load: (held: HeldSlice) => Promise<void>, unload: (held: HeldSlice) => void}} SliceLoader  throws KernelError */
+/**
+ * @typedef {{load: (held: HeldSlice) => Promise<void>, unload: (held: HeldSlice) => void}} SliceLoader  throws
+ *   KernelError
+ */
 
 const NO_ROOM = [DoesNotFitError, CacheFullError, DiskFullError, KernelMemoryError];
 const ROUNDS_MOST = 3; // of a piece; each has its own attempts

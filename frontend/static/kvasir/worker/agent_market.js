@@ -36,7 +36,8 @@ export class MarketTalk {
             return;
         }
         if (answer.kernel !== "kx1") {
-            throw new AgentEndedError("kernel", `the site's model is computed with ${answer.kernel}; a browser has kx1 alone`);
+            const words = `the site's model is computed with ${answer.kernel}; a browser has kx1 alone`;
+            throw new AgentEndedError("kernel", words);
         }
         if (agent.state.model !== null && answer.model.fingerprint !== agent.state.model.fingerprint) {
             await agent.forgetModel(`the site serves ${answer.model.name} now`);
@@ -46,7 +47,11 @@ export class MarketTalk {
         world.report.say("promised", answer);
     }
 
-    /** What is paid for each piece that is held, the new one included. @param {Assigned} answer @returns {Record<string, number>} */
+    /**
+     * What is paid for each piece that is held, the new one included.
+     * @param {Assigned} answer
+     * @returns {Record<string, number>}
+     */
     ratesWith(answer) {
         const { world, state } = this.agent;
         const known = { ...world.memory.holding.rates, [rangeKey(answer.range)]: answer.rateMicrocredits };

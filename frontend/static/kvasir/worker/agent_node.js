@@ -11,7 +11,10 @@ import { notBefore, replaced } from "./plan_changes.js";
 /** @import { MarketClient, NodeCredentials } from "./market_client.js" */
 /** @import { WorkerState } from "./plan_state.js" */
 
-/** @typedef {{market: MarketClient, memory: AgentMemory, fetcher: Fetcher, clock: () => number, wallClock: () => number}} NodeWorld  clocks in seconds */
+/**
+ * @typedef {{market: MarketClient, memory: AgentMemory, fetcher: Fetcher, clock: () => number, wallClock: () =>
+ *   number}} NodeWorld  clocks in seconds
+ */
 
 export class AgentNode {
     /** @param {NodeWorld} world @param {{name: string, invite: string}} options */
@@ -20,7 +23,11 @@ export class AgentNode {
         this.options = options;
     }
 
-    /** The state with the node that was kept, if there is one. @param {Readonly<WorkerState>} state @returns {Readonly<WorkerState>} */
+    /**
+     * The state with the node that was kept, if there is one.
+     * @param {Readonly<WorkerState>} state
+     * @returns {Readonly<WorkerState>}
+     */
     resumed(state) {
         const { nodeId, token } = this.world.memory.identity;
         return nodeId && token ? this.become(state, nodeId, token) : state;

@@ -63,7 +63,10 @@ export class AgentMemory {
         this.writing = Promise.resolve();
     }
 
-    /** Read everything. What another version wrote is passed over: the tab then begins anew. @param {RecordStore} records */
+    /**
+     * Read everything. What another version wrote is passed over: the tab then begins anew.
+     * @param {RecordStore} records
+     */
     static async load(records) {
         const memory = new AgentMemory(records);
         const saved = await records.get("worker");
@@ -128,7 +131,11 @@ export function piecesWithin(pieces, roomBytes) {
     return kept;
 }
 
-/** Seconds from Unix time `nowS` until the token should be exchanged; Infinity when it never ends. @param {Readonly<Identity>} identity @param {number} nowS */
+/**
+ * Seconds from Unix time `nowS` until the token should be exchanged; Infinity when it never ends.
+ * @param {Readonly<Identity>} identity
+ * @param {number} nowS
+ */
 export function rotateInS({ sinceS, expiresS }, nowS) {
     return expiresS > 0 ? expiresS - TOKEN_SHARE_LEFT * (expiresS - sinceS) - nowS : Infinity;
 }

@@ -10,7 +10,11 @@
 /** @type {Readonly<Surroundings>} */
 export const UNKNOWN_SURROUNDINGS = Object.freeze({ isOnPower: null, isMetered: null, isVisible: true });
 
-/** @param {Readonly<Settings>} settings @param {Readonly<Surroundings>} surroundings @returns {PauseReason} "" when it may work */
+/**
+ * @param {Readonly<Settings>} settings
+ * @param {Readonly<Surroundings>} surroundings
+ * @returns {PauseReason} "" when it may work
+ */
 export function pauseReason(settings, surroundings) {
     if (settings.isPaused) return "visitor";
     if (settings.onlyOnPower && surroundings.isOnPower === false) return "battery";

@@ -20,7 +20,8 @@ const SMALL_GPU_BYTES = 2 * GIB;
 
 /** @param {boolean} software the test switch that allows a software adapter @returns {Promise<DeviceFacts>} */
 export async function lookAtDevice(software) {
-    const { deviceMemory, userAgentData, hardwareConcurrency, userAgent, storage } = /** @type {RichNavigator} */ (navigator);
+    const { deviceMemory, userAgentData } = /** @type {RichNavigator} */ (navigator);
+    const { hardwareConcurrency, userAgent, storage } = navigator;
     const adapter = (await navigator.gpu?.requestAdapter({ powerPreference: "high-performance" })) ?? null;
     const isSoftware = adapter !== null && isSoftwareAdapter(adapter);
     const hasWebGpu = adapter !== null && (software || !isSoftware);

@@ -5,7 +5,10 @@
 
 import { BrokenSliceError } from "./slice_errors.js";
 
-/** ggml's types that a slice may hold: name, weights of a block, bytes of a block. @type {Record<number, [string, number, number]>} */
+/**
+ * ggml's types that a slice may hold: name, weights of a block, bytes of a block.
+ * @type {Record<number, [string, number, number]>}
+ */
 const TYPES = {
     0: ["F32", 1, 4],
     1: ["F16", 1, 2],
@@ -24,12 +27,15 @@ const DIMS_MOST = 4;
 const SCALAR_BYTES = { 0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8 };
 
 /** @typedef {number | string | boolean | number[] | null} MetadataValue  `null`: of a kind that no slice needs */
-/** @typedef {{name: string, shape: number[], type: string, offset: number, nBytes: number}} TensorInfo  shape with the outermost first, offset absolute */
+/**
+ * @typedef {{name: string, shape: number[], type: string, offset: number, nBytes: number}} TensorInfo  shape with the
+ *   outermost first, offset absolute
+ */
 /** @typedef {{metadata: Map<string, MetadataValue>, tensors: Map<string, TensorInfo>}} GgufHeader */
 
 /**
- * Parse the header of a file of `nBytes` bytes whose first bytes are `bytes`. Throws BrokenSliceError when it is no sound
- * little-endian GGUF of version 2 or 3.
+ * Parse the header of a file of `nBytes` bytes whose first bytes are `bytes`. Throws BrokenSliceError when it is no
+ * sound little-endian GGUF of version 2 or 3.
  * @param {Uint8Array} bytes @param {number} nBytes @returns {GgufHeader}
  */
 export function readGgufHeader(bytes, nBytes) {
@@ -57,7 +63,9 @@ export function readGgufHeader(bytes, nBytes) {
 function readTensor(cursor) {
     const name = cursor.text();
     const nDims = cursor.u32();
-    if (nDims < 1 || nDims > DIMS_MOST) throw new BrokenSliceError(`tensor ${name} has ${nDims} dimensions; 1 to 4 may be`);
+    if (nDims < 1 || nDims > DIMS_MOST) {
+        throw new BrokenSliceError(`tensor ${name} has ${nDims} dimensions; 1 to ${DIMS_MOST} may be`);
+    }
     const dims = Array.from({ length: nDims }, () => cursor.u64());
     const number = cursor.u32();
     const offset = cursor.u64();
@@ -76,7 +84,9 @@ function checkPlaces(tensors, nBytes) {
     for (const info of [...tensors].sort((left, right) => left.offset - right.offset)) {
         if (info.offset < stop) throw new BrokenSliceError(`tensor ${info.name} overlaps the one before it`);
         stop = info.offset + info.nBytes;
-        if (stop > nBytes) throw new BrokenSliceError(`tensor ${info.name} ends at byte ${stop}, the file at ${nBytes}`);
+        if (stop > nBytes) {
+            throw new BrokenSliceError(`tensor ${info.name} ends at byte ${stop}, the file at ${nBytes}`);
+        }
     }
 }
 
@@ -93,7 +103,8 @@ class Cursor {
     need(nBytes) {
         const start = this.position;
         if (!(nBytes >= 0 && nBytes <= this.bytes.length - start)) {
-            throw new BrokenSliceError(`the header needs ${nBytes} bytes at ${start} and has ${this.bytes.length} in all`);
+            const { length } = this.bytes;
+            throw new BrokenSliceError(`the header needs ${nBytes} bytes at ${start} and has ${length} in all`);
         }
         this.position += nBytes;
         return start;

@@ -13,7 +13,10 @@ import { KernelError } from "../kernels/errors.js";
 /** @import { SliceFolder } from "./slice_paths.js" */
 /** @import { HeldSlice } from "./slice_store.js" */
 
-/** @typedef {{layer: number, nExpert: number, dModel: number, keys: readonly string[]}} LoadedLayer  `keys`: the kernel's name of each local id */
+/**
+ * @typedef {{layer: number, nExpert: number, dModel: number, keys: readonly string[]}} LoadedLayer  `keys`: the
+ *   kernel's name of each local id
+ */
 
 /** The kernel's name of an expert. @param {{layer: number, expert: number}} place */
 export function expertKey({ layer, expert }) {
@@ -30,7 +33,9 @@ export async function loadSlice(kernel, folder, held) {
     const loaded = [];
     try {
         for (const place of held.facts.experts) {
-            if (place.hasBias) throw new KernelError(`layer ${place.layer} has expert biases, which KX1 does not compute`);
+            if (place.hasBias) {
+                throw new KernelError(`layer ${place.layer} has expert biases, which KX1 does not compute`);
+            }
             const weights = readWeights(file, place);
             await kernel.load(expertKey(place), weights);
             loaded.push(expertKey(place));

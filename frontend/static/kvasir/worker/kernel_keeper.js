@@ -1,7 +1,8 @@
 /**
  * The tab's kernel as one that stays: when its device is lost, another one is made and everything is loaded again.
- * `tab_worker.js` makes one; holdings compute with it, `agent_fetch.js` loads slices through it. It waits 2, 10 and 60 s,
- * since browsers give no adapter for a while after a GPU process has died, and after that asks for a reload of the page.
+ * `tab_worker.js` makes one; holdings compute with it, `agent_fetch.js` loads slices through it. It waits 2, 10 and 60
+ * s, since browsers give no adapter for a while after a GPU process has died, and after that asks for a reload of the
+ * page.
  */
 
 import { KernelLostError } from "../kernels/errors.js";
@@ -85,7 +86,10 @@ export class KernelKeeper {
         return this.present().compute(call);
     }
 
-    /** Load every expert of a slice, and again whenever a device is lost. Throws KernelError. @param {HeldSlice} held */
+    /**
+     * Load every expert of a slice, and again whenever a device is lost. Throws KernelError.
+     * @param {HeldSlice} held
+     */
     async loadSlice(held) {
         await loadSlice(this.present(), this.folder, held);
         this.slices.set(held.name, held);

@@ -1,7 +1,7 @@
 /**
  * What the page and its contributing worker say to each other: commands one way, one published state the other.
- * `worker_client.js` speaks for the page, `worker_main.js` for the worker; both agree on these types and on nothing else.
- * Holds no text for people: the page turns codes into sentences, so that they can be translated.
+ * `worker_client.js` speaks for the page, `worker_main.js` for the worker; both agree on these types and on nothing
+ * else. Holds no text for people: the page turns codes into sentences, so that they can be translated.
  */
 
 // Page to worker
@@ -16,11 +16,16 @@
  * @property {string} [region]  what the visitor chose to tell others of where it is, such as "Java"; "" for nothing
  */
 
-/** @typedef {{type: "inspect", software: boolean}} InspectCommand  Look at the device; `state.device` and `.advice` follow. */
+/**
+ * @typedef {{type: "inspect", software: boolean}} InspectCommand  Look at the device; `state.device` and `.advice`
+ *   follow.
+ */
 /** @typedef {{type: "start", options: StartOptions, software: boolean}} StartCommand */
 /** @typedef {{type: "pause"}} PauseCommand  Answer what is under way, take no more; weights stay loaded. */
 /** @typedef {{type: "resume"}} ResumeCommand */
-/** @typedef {{type: "leave", erase: boolean}} LeaveCommand  Withdraw, drain, end; `erase`: delete the weights as well. */
+/**
+ * @typedef {{type: "leave", erase: boolean}} LeaveCommand  Withdraw, drain, end; `erase`: delete the weights as well.
+ */
 /** @typedef {{type: "surroundings", surroundings: Surroundings}} SurroundingsCommand  The page saw a change. */
 /** @typedef {{type: "woke"}} WokeCommand  The page was frozen or hidden and is back. */
 /** @typedef {{type: "recoveryKey", id: number}} RecoveryKeyCommand  Answered by RecoveryKeyReply. */
@@ -43,7 +48,10 @@
 
 /** @typedef {{type: "state", state: ContributionState}} StateMessage  Whole, at most every 250 ms. */
 /** @typedef {{type: "recoveryKey", id: number, accountKey: string}} RecoveryKeyReply  "" while there is none. */
-/** @typedef {{type: "done", id: number, problem: string}} DoneReply  `problem` is "" when it went well, else a code: `busy` (stop contributing first) or one of `Problem`. */
+/**
+ * @typedef {{type: "done", id: number, problem: string}} DoneReply  `problem` is "" when it went well, else a code:
+ *   `busy` (stop contributing first) or one of `Problem`.
+ */
 /** @typedef {StateMessage | RecoveryKeyReply | DoneReply} WorkerMessage */
 
 /**
@@ -160,11 +168,19 @@
  * @property {number} asOfMs  Unix ms
  */
 
-/** @typedef {{usedBytes: number, quotaBytes: number, downloadedBytes: number}} StorageFacts  `downloadedBytes`: over the network since the start */
+/**
+ * @typedef {{usedBytes: number, quotaBytes: number, downloadedBytes: number}} StorageFacts  `downloadedBytes`: over
+ *   the network since the start
+ */
 
-/** @typedef {{nodeId: string, accountId: string, hasRecoveryKey: boolean}} IdentityFacts  Empty texts: not registered. */
+/**
+ * @typedef {{nodeId: string, accountId: string, hasRecoveryKey: boolean}} IdentityFacts  Empty texts: not registered.
+ */
 
-/** @typedef {{budgetBytes: number, onlyOnPower: boolean, onlyUnmetered: boolean, region: string, isWanted: boolean}} SavedSettings  `isWanted`: it was working when the page went away, so it may go on without a new consent. */
+/**
+ * @typedef {{budgetBytes: number, onlyOnPower: boolean, onlyUnmetered: boolean, region: string, isWanted: boolean}}
+ *   SavedSettings  `isWanted`: it was working when the page went away, so it may go on without a new consent.
+ */
 
 /**
  * All that a page shows.

@@ -20,7 +20,9 @@
  * @property {(type: string, listener: () => void) => void} [removeEventListener]
  */
 
-/** @typedef {Navigator & {connection?: NetworkInformation, getBattery?: () => Promise<BatteryManager>}} RichNavigator */
+/**
+ * @typedef {Navigator & {connection?: NetworkInformation, getBattery?: () => Promise<BatteryManager>}} RichNavigator
+ */
 
 /**
  * Whether the connection costs by the byte; null when the browser does not say.

@@ -13,7 +13,11 @@ export class RecordStore {
         this.database = database;
     }
 
-    /** Open it, or make it. Throws StorageError where the browser gives none. @param {string} [name] @returns {Promise<RecordStore>} */
+    /**
+     * Open it, or make it. Throws StorageError where the browser gives none.
+     * @param {string} [name]
+     * @returns {Promise<RecordStore>}
+     */
     static async open(name = "kvasir-worker") {
         try {
             const asking = indexedDB.open(name, 1);
@@ -41,7 +45,12 @@ export class RecordStore {
         await this.attempt("readwrite", (store) => store.clear());
     }
 
-    /** @template T @param {IDBTransactionMode} mode @param {(store: IDBObjectStore) => IDBRequest<T>} work @returns {Promise<T>} */
+    /**
+     * @template T
+     * @param {IDBTransactionMode} mode
+     * @param {(store: IDBObjectStore) => IDBRequest<T>} work
+     * @returns {Promise<T>}
+     */
     async attempt(mode, work) {
         try {
             const transaction = this.database.transaction(STORE, mode, { durability: "strict" });

@@ -9,7 +9,9 @@ const DEADLINE_MS = 20_000;
 
 /**
  * The site's answer, or null when it does not answer now.
- * @param {string} siteUrl @param {string} bearer a node's token or an account's key @param {typeof globalThis.fetch} [fetch]
+ * @param {string} siteUrl
+ * @param {string} bearer a node's token or an account's key
+ * @param {typeof globalThis.fetch} [fetch]
  * @returns {Promise<{status: number, answer: any} | null>}
  */
 export async function readRewards(siteUrl, bearer, fetch = globalThis.fetch) {
@@ -28,7 +30,8 @@ export async function readRewards(siteUrl, bearer, fetch = globalThis.fetch) {
 
 /**
  * @param {any} answer of GET /api/rewards with a node's token
- * @param {{totalRowExperts: number, rateMicrocredits: number, nowMs: number}} known row-experts that this node has answered
+ * @param {{totalRowExperts: number, rateMicrocredits: number, nowMs: number}} known row-experts that this node has
+ *   answered
  * @returns {RewardFacts}
  */
 export function rewardFacts(answer, { totalRowExperts, rateMicrocredits, nowMs }) {

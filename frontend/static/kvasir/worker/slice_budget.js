@@ -1,5 +1,6 @@
 /**
- * Whether experts fit into a worker's memory, asked before anything is downloaded. Twin of kvasir/worker/slice_budget.py:
+ * Whether experts fit into a worker's memory, asked before anything is downloaded. Twin of
+ * kvasir/worker/slice_budget.py:
  *
  *     bytes needed = WORKER_OVERHEAD_BYTES + sum over the experts of their stored bytes
  *

@@ -1,7 +1,7 @@
 /**
  * The slices on the disk within a budget of bytes: what is there, what is in use, and what goes when room is needed.
- * Twin of kvasir/worker/slice_cache.py. `slice_store.js` owns one. One worker a browser uses it (`single_worker.js`), so
- * what is in use is known here and needs no lock files.
+ * Twin of kvasir/worker/slice_cache.py. `slice_store.js` owns one. One worker a browser uses it (`single_worker.js`),
+ * so what is in use is known here and needs no lock files.
  */
 
 import { CacheFullError } from "./slice_errors.js";

@@ -1,7 +1,7 @@
 /**
- * Fetches a slice into its file: from the byte where the last attempt ended, until all bytes are there.
- * Twin of kvasir/worker/slice_download.py. `slice_store.js` calls it. A cut, a timeout or a busy server is waited out and
- * tried again; only attempts that bring no byte count as failed. Nothing is verified here.
+ * Fetches a slice into its file: from the byte where the last attempt ended, until all bytes are there. Twin of
+ * kvasir/worker/slice_download.py. `slice_store.js` calls it. A cut, a timeout or a busy server is waited out and tried
+ * again; only attempts that bring no byte count as failed. Nothing is verified here.
  */
 
 import { DiskFullError, DownloadError, TransferError } from "./slice_errors.js";
@@ -16,7 +16,10 @@ const WRITE_BYTES = 1 << 20; // are gathered before they are written
 
 /** How failed attempts are spread out: waits double, and are shortened at random so that workers do not agree. */
 export class Patience {
-    /** @param {{attempts?: number, firstS?: number, longestS?: number, pause?: typeof sleep, chance?: () => number}} [how] */
+    /**
+     * @param {{attempts?: number, firstS?: number, longestS?: number, pause?: typeof sleep, chance?: () => number}}
+     *   [how]
+     */
     constructor({ attempts = 8, firstS = 0.5, longestS = 30, pause = sleep, chance = Math.random } = {}) {
         this.attempts = attempts; // in a row without a byte
         this.firstS = firstS;
@@ -25,7 +28,12 @@ export class Patience {
         this.chance = chance;
     }
 
-    /** Wait after the `nFailed`-th failure in a row. @param {number} nFailed @param {number} atLeastS @param {AbortSignal} [signal] */
+    /**
+     * Wait after the `nFailed`-th failure in a row.
+     * @param {number} nFailed
+     * @param {number} atLeastS
+     * @param {AbortSignal} [signal]
+     */
     async wait(nFailed, atLeastS, signal) {
         const longest = Math.min(this.longestS, this.firstS * 2 ** (nFailed - 1));
         await this.pause(Math.max(atLeastS, longest * (0.5 + 0.5 * this.chance())), signal);
@@ -52,7 +60,13 @@ export function sleep(seconds, signal) {
 
 /** One slice. `run` may be cut by its signal at any moment, and a new one goes on where it was. */
 export class SliceDownload {
-    /** @param {RangeSource} site @param {string} url @param {SliceManifest} layout @param {DataFile} file @param {Patience} patience */
+    /**
+     * @param {RangeSource} site
+     * @param {string} url
+     * @param {SliceManifest} layout
+     * @param {DataFile} file
+     * @param {Patience} patience
+     */
     constructor(site, url, layout, file, patience) {
         this.site = site;
         this.url = url;
@@ -88,10 +102,15 @@ export class SliceDownload {
         }
     }
 
-    /** Append chunks as they come; those that came before an error are kept. @param {Progress} progress @param {AbortSignal} [signal] */
+    /**
+     * Append chunks as they come; those that came before an error are kept.
+     * @param {Progress} progress
+     * @param {AbortSignal} [signal]
+     */
     async fetchRest(progress, signal) {
         const { file, layout } = this;
-        const wanted = { url: this.url, start: file.nBytes, stop: layout.nBytes, total: layout.nBytes, etag: layout.etag };
+        const { nBytes, etag } = layout;
+        const wanted = { url: this.url, start: file.nBytes, stop: nBytes, total: nBytes, etag };
         /** @type {Uint8Array[]} */
         let gathered = [];
         let nGathered = 0;
@@ -113,10 +132,15 @@ export class SliceDownload {
     }
 }
 
-/** Throws DiskFullError when the browser's quota has fewer bytes free, before any is fetched. @param {string} name @param {number} nBytes */
+/**
+ * Throws DiskFullError when the browser's quota has fewer bytes free, before any is fetched.
+ * @param {string} name
+ * @param {number} nBytes
+ */
 async function checkRoom(name, nBytes) {
     const { quota, usage } = (await navigator.storage?.estimate?.()) ?? {};
     if (quota !== undefined && usage !== undefined && quota - usage < nBytes) {
-        throw new DiskFullError(`${name}: the rest of the slice needs ${nBytes} bytes, the browser gives ${quota - usage} more`);
+        const words = `the rest of the slice needs ${nBytes} bytes, the browser gives ${quota - usage} more`;
+        throw new DiskFullError(`${name}: ${words}`);
     }
 }

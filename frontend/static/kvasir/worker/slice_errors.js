@@ -14,7 +14,11 @@ export class DownloadError extends Error {
 
 /** The connection failed, was cut or was too slow; the same request may succeed later. */
 export class TransferError extends DownloadError {
-    /** @param {string} message @param {number} [retryAfterS] seconds that the server asked for @param {ErrorOptions} [options] */
+    /**
+     * @param {string} message
+     * @param {number} [retryAfterS] seconds that the server asked for
+     * @param {ErrorOptions} [options]
+     */
     constructor(message, retryAfterS = 0, options = undefined) {
         super(message, options);
         this.retryAfterS = retryAfterS;

@@ -47,7 +47,9 @@ const SLICE_VERSION = 1;
 export function readSlice(header, nBytes) {
     const { metadata, tensors } = readGgufHeader(header, nBytes);
     const version = metadata.get("kvasir.slice.version");
-    if (version !== SLICE_VERSION) throw new BrokenSliceError(`slice version ${version} is not known; ${SLICE_VERSION} is`);
+    if (version !== SLICE_VERSION) {
+        throw new BrokenSliceError(`slice version ${version} is not known; ${SLICE_VERSION} is`);
+    }
     const ranges = readRanges(metadata);
     const dModel = integer(metadata, "kvasir.slice.d_model");
     const shape = { dModel, dFf: integer(metadata, "kvasir.slice.d_ff") };
@@ -77,7 +79,9 @@ function idsOf({ start, stop }) {
 /** @param {GgufHeader["metadata"]} metadata @param {string} key */
 function integer(metadata, key) {
     const value = metadata.get(key);
-    if (typeof value !== "number" || !Number.isInteger(value) || value < 1) throw new BrokenSliceError(`${key} is ${value}; it must be 1 or more`);
+    if (typeof value !== "number" || !Number.isInteger(value) || value < 1) {
+        throw new BrokenSliceError(`${key} is ${value}; it must be 1 or more`);
+    }
     return value;
 }
 
@@ -101,7 +105,10 @@ function readRanges(metadata) {
     return ranges;
 }
 
-/** @param {GgufHeader["tensors"]} tensors @returns {Map<number, Map<string, TensorInfo>>} by layer, then "gate.weight" and so on */
+/**
+ * @param {GgufHeader["tensors"]} tensors
+ * @returns {Map<number, Map<string, TensorInfo>>} by layer, then "gate.weight" and so on
+ */
 function groupTensors(tensors) {
     /** @type {Map<number, Map<string, TensorInfo>>} */
     const byLayer = new Map();
@@ -124,7 +131,8 @@ function layerPlaces(layer, ids, named, { dModel, dFf }) {
     const weightKeys = isFused ? ["gate_up.weight", "down.weight"] : ["gate.weight", "up.weight", "down.weight"];
     const biasKeys = ["gate.bias", "up.bias", "gate_up.bias", "down.bias"].filter((key) => named.has(key));
     if (named.size !== weightKeys.length + biasKeys.length || weightKeys.some((key) => !named.has(key))) {
-        throw new BrokenSliceError(`layer ${layer} has the tensors ${[...named.keys()].join(", ")}; gate, up and down are needed`);
+        const there = [...named.keys()].join(", ");
+        throw new BrokenSliceError(`layer ${layer} has the tensors ${there}; gate, up and down are needed`);
     }
     /** @param {string} key @param {number[]} shape */
     const checked = (key, shape) => {
@@ -152,7 +160,13 @@ function layerPlaces(layer, ids, named, { dModel, dFf }) {
     });
 }
 
-/** One expert's part of a tensor. @param {TensorInfo} info @param {number} nExperts @param {number} localId @returns {BytePlace} */
+/**
+ * One expert's part of a tensor.
+ * @param {TensorInfo} info
+ * @param {number} nExperts
+ * @param {number} localId
+ * @returns {BytePlace}
+ */
 function share(info, nExperts, localId) {
     const nBytes = info.nBytes / nExperts;
     return { offset: info.offset + localId * nBytes, nBytes };

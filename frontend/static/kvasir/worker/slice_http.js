@@ -1,7 +1,7 @@
 /**
  * The worker's downloads: byte ranges by fetch, with a deadline on every read. Twin of kvasir/worker/slice_http.py.
- * `slice_download.js` and `slice_repair.js` fetch through it. What may succeed later is a TransferError, what will not a
- * SourceRefusedError. It follows no redirect and asks the site alone: the page's policy allows nothing else.
+ * `slice_download.js` and `slice_repair.js` fetch through it. What may succeed later is a TransferError, what will not
+ * a SourceRefusedError. It follows no redirect and asks the site alone: the page's policy allows nothing else.
  */
 
 import { SliceChangedError, SourceRefusedError, TransferError } from "./slice_errors.js";
@@ -12,7 +12,10 @@ const WINDOW_S = 30;
 const RETRY_AFTER_MOST_S = 60;
 const ERROR_BYTES = 2048; // of an error's body that are read for its message
 
-/** @typedef {{url: string, start: number, stop: number, total: number, etag: string}} RangeRequest  bytes `start` up to `stop` of a file of `total` bytes; `etag` may be "" */
+/**
+ * @typedef {{url: string, start: number, stop: number, total: number, etag: string}} RangeRequest  bytes `start` up to
+ *   `stop` of a file of `total` bytes; `etag` may be ""
+ */
 
 /** One server, with the token that it gets. */
 export class RangeSource {
@@ -29,7 +32,9 @@ export class RangeSource {
 
     /**
      * A small document, whole.
-     * @param {string} url @param {number} nBytesMost @param {number} readS how long its server may work before it answers
+     * @param {string} url
+     * @param {number} nBytesMost
+     * @param {number} readS how long its server may work before it answers
      * @param {AbortSignal} [signal] @returns {Promise<Uint8Array>}
      */
     async readAll(url, nBytesMost, readS, signal) {
@@ -52,8 +57,8 @@ export class RangeSource {
     }
 
     /**
-     * The bytes as they arrive; all of them, or an error is thrown. SliceChangedError when the file has another size or,
-     * with an etag, another entity tag.
+     * The bytes as they arrive; all of them, or an error is thrown. SliceChangedError when the file has another size
+     * or, with an etag, another entity tag.
      * @param {RangeRequest} wanted @param {AbortSignal} [signal] @returns {AsyncGenerator<Uint8Array, void, void>}
      */
     async *readRange(wanted, signal) {
@@ -100,7 +105,12 @@ class Exchange {
         return this.within(fetch(this.url, options));
     }
 
-    /** The body as it arrives. @param {Response} response @param {() => number} now @returns {AsyncGenerator<Uint8Array, void, void>} */
+    /**
+     * The body as it arrives.
+     * @param {Response} response
+     * @param {() => number} now
+     * @returns {AsyncGenerator<Uint8Array, void, void>}
+     */
     async *chunks(response, now) {
         if (response.body === null) return;
         const reader = response.body.getReader();
@@ -177,7 +187,11 @@ async function errorText(exchange, response) {
     return text.split(/\s+/).join(" ").trim().slice(0, 300);
 }
 
-/** Whether the bytes that follow are those that were asked for. @param {Response} response @param {RangeRequest} wanted */
+/**
+ * Whether the bytes that follow are those that were asked for.
+ * @param {Response} response
+ * @param {RangeRequest} wanted
+ */
 function checkRange(response, { url, start, stop, total, etag }) {
     const found = response.headers.get("etag") ?? "";
     if (etag && found !== etag) {

@@ -1,7 +1,7 @@
 /**
  * What a site says of a slice before it is fetched: digests, size, layout. Twin of kvasir/worker/slice_manifest.py.
- * `slice_store.js` reads it from /api/manifests and keeps it beside the slice; every number is checked here, so that what
- * fetches and repairs can rely on it. The model's origin is passed over: a page asks its own site alone.
+ * `slice_store.js` reads it from /api/manifests and keeps it beside the slice; every number is checked here, so that
+ * what fetches and repairs can rely on it. The model's origin is passed over: a page asks its own site alone.
  */
 
 import { DownloadError } from "./slice_errors.js";
@@ -35,7 +35,8 @@ const KEY = /^(0|[1-9]\d{0,5})\/(0|[1-9]\d{0,8})$/;
  */
 export function parseManifest(body, fingerprint, ranges) {
     try {
-        if (body.length > MANIFEST_MOST_BYTES) throw new Error(`${body.length} bytes; at most ${MANIFEST_MOST_BYTES} may be`);
+        const most = MANIFEST_MOST_BYTES;
+        if (body.length > most) throw new Error(`${body.length} bytes; at most ${most} may be`);
         const found = read(JSON.parse(new TextDecoder("utf-8", { fatal: true }).decode(body)));
         check(found, fingerprint, ranges);
         return found;
@@ -45,7 +46,11 @@ export function parseManifest(body, fingerprint, ranges) {
     }
 }
 
-/** Bytes of one expert of a layer: the largest, should they differ. @param {SliceManifest} layout @param {number} layer */
+/**
+ * Bytes of one expert of a layer: the largest, should they differ.
+ * @param {SliceManifest} layout
+ * @param {number} layer
+ */
 export function expertBytes(layout, layer) {
     let most = 0;
     for (const [key, digest] of layout.experts) {
@@ -82,7 +87,9 @@ function read(content) {
 
 /** @param {string} key */
 function checkedKey(key) {
-    if (!KEY.test(key)) throw new Error(`${key.slice(0, 80)} is not an expert; experts are written layer/expert, like 0/3`);
+    if (!KEY.test(key)) {
+        throw new Error(`${key.slice(0, 80)} is not an expert; experts are written layer/expert, like 0/3`);
+    }
     return key;
 }
 
@@ -95,7 +102,12 @@ function readDigest(key, entry) {
     return { nBytes: bytes, sha256 };
 }
 
-/** A row of `n` whole numbers that bytes can be counted with. @param {unknown} row @param {number} n @returns {number[]} */
+/**
+ * A row of `n` whole numbers that bytes can be counted with.
+ * @param {unknown} row
+ * @param {number} n
+ * @returns {number[]}
+ */
 function counts(row, n) {
     const shown = String(JSON.stringify(row)).slice(0, 80);
     if (!Array.isArray(row) || row.length !== n) throw new Error(`${shown} is not ${n} numbers`);

@@ -1,7 +1,8 @@
 /**
  * The files of slices in the browser's own file system (OPFS): names, small documents, and one file open for writing.
- * Twin of kvasir/worker/slice_paths.py. `slice_store.js` and what is beside it use it, in a dedicated worker only: pages
- * have no synchronous access. A slice has one data file, whole or not; `slice_repair.js` alone tells whether it is right.
+ * Twin of kvasir/worker/slice_paths.py. `slice_store.js` and what is beside it use it, in a dedicated worker only:
+ * pages have no synchronous access. A slice has one data file, whole or not; `slice_repair.js` alone tells whether it
+ * is right.
  */
 
 import { DiskFullError, DownloadError, StorageError } from "./slice_errors.js";
@@ -67,7 +68,11 @@ export class SliceFolder {
         return found;
     }
 
-    /** A small file, or null when it is not there. @param {string} name @returns {Promise<Uint8Array<ArrayBuffer> | null>} */
+    /**
+     * A small file, or null when it is not there.
+     * @param {string} name
+     * @returns {Promise<Uint8Array<ArrayBuffer> | null>}
+     */
     async read(name) {
         try {
             const handle = await this.handle.getFileHandle(name);
@@ -109,7 +114,11 @@ export class SliceFolder {
         }
     }
 
-    /** Open a file for reading and writing; nobody else has it then. @param {string} name @returns {Promise<DataFile>} */
+    /**
+     * Open a file for reading and writing; nobody else has it then.
+     * @param {string} name
+     * @returns {Promise<DataFile>}
+     */
     async openData(name) {
         for (let attempt = 1; ; attempt++) {
             try {
@@ -150,7 +159,10 @@ export class DataFile {
         }
     }
 
-    /** Bytes of a place. Throws StorageError when the file ends before. @param {{offset: number, nBytes: number}} place */
+    /**
+     * Bytes of a place. Throws StorageError when the file ends before.
+     * @param {{offset: number, nBytes: number}} place
+     */
     read({ offset, nBytes }) {
         const bytes = new Uint8Array(nBytes);
         const nRead = this.attempt(() => this.handle.read(bytes, { at: offset }));
@@ -185,7 +197,7 @@ export class DataFile {
 /** @param {string} name @param {unknown} error */
 function writeError(name, error) {
     if (error instanceof DOMException && error.name === "QuotaExceededError") {
-        return new DiskFullError(`${name}: the browser's quota has no room for the rest of the slice; make room, and it is resumed`);
+        return new DiskFullError(`${name}: the browser's quota has no room for the rest; make room, and it is resumed`);
     }
     return new StorageError(`${name}: the slice cannot be written: ${words(error)}`, { cause: error });
 }

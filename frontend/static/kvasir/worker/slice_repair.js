@@ -7,6 +7,7 @@
 import { BrokenSliceError, DownloadError, TransferError } from "./slice_errors.js";
 import { readSlice } from "./slice_file.js";
 import { sha256 } from "./slice_paths.js";
+import { isSameRange } from "../wire/expert_ranges.js";
 
 /** @import { ExpertRange } from "./plan_state.js" */
 /** @import { Patience } from "./slice_download.js" */
@@ -33,9 +34,10 @@ export class SliceRepair {
     }
 
     /**
-     * Verify, mend what is broken, and verify that again. Throws BrokenSliceError when the site's bytes are not those of
-     * its manifest, or DownloadError when they cannot be had.
-     * @param {AbortSignal} [signal] @returns {Promise<{facts: SliceFacts, nRepaired: number}>} bytes that were fetched anew
+     * Verify, mend what is broken, and verify that again. Throws BrokenSliceError when the site's bytes are not those
+     * of its manifest, or DownloadError when they cannot be had.
+     * @param {AbortSignal} [signal]
+     * @returns {Promise<{facts: SliceFacts, nRepaired: number}>} bytes that were fetched anew
      */
     async run(signal) {
         let nRepaired = 0;
@@ -54,12 +56,17 @@ export class SliceRepair {
         }
     }
 
-    /** The places that must be fetched again. @param {AbortSignal} [signal] @returns {Promise<{facts: SliceFacts | null, broken: BytePlace[]}>} */
+    /**
+     * The places that must be fetched again.
+     * @param {AbortSignal} [signal]
+     * @returns {Promise<{facts: SliceFacts | null, broken: BytePlace[]}>}
+     */
     async look(signal) {
         const { file, layout } = this;
         const header = file.read({ offset: 0, nBytes: layout.headerBytes });
         if ((await sha256([header])) !== layout.headerSha256) {
-            return { facts: null, broken: [{ offset: 0, nBytes: layout.headerBytes }] }; // places of experts are not known
+            // without it the places of experts are not known
+            return { facts: null, broken: [{ offset: 0, nBytes: layout.headerBytes }] };
         }
         const facts = readSlice(header, layout.nBytes);
         if (facts.modelFingerprint !== layout.modelFingerprint || !isSame(facts.ranges, this.ranges)) {
@@ -84,7 +91,8 @@ export class SliceRepair {
         while (position < stop) {
             const before = position;
             try {
-                for await (const chunk of this.site.readRange({ url: this.url, start: position, stop, total, etag }, signal)) {
+                const wanted = { url: this.url, start: position, stop, total, etag };
+                for await (const chunk of this.site.readRange(wanted, signal)) {
                     this.file.writeAt(position, chunk);
                     position += chunk.length;
                 }
@@ -103,6 +111,5 @@ export class SliceRepair {
 
 /** @param {readonly ExpertRange[]} left @param {readonly ExpertRange[]} right */
 function isSame(left, right) {
-    const text = (/** @type {readonly ExpertRange[]} */ ranges) => ranges.map((r) => `${r.layer}:${r.start}-${r.stop}`).join();
-    return text(left) === text(right);
+    return left.length === right.length && left.every((range, i) => isSameRange(range, right[i]));
 }

@@ -19,8 +19,14 @@ import { SliceRepair } from "./slice_repair.js";
 /** @import { SliceManifest } from "./slice_manifest.js" */
 /** @import { DataFile, SliceNames } from "./slice_paths.js" */
 
-/** @typedef {{fingerprint: string, ranges: readonly ExpertRange[], sliceUrl: string, manifestUrl: string}} SliceOffer  merged ranges, absolute addresses */
-/** @typedef {{name: string, fingerprint: string, facts: SliceFacts, nBytes: number, nRepaired: number}} HeldSlice  verified and in use: not evicted until `release` */
+/**
+ * @typedef {{fingerprint: string, ranges: readonly ExpertRange[], sliceUrl: string, manifestUrl: string}} SliceOffer 
+ *   merged ranges, absolute addresses
+ */
+/**
+ * @typedef {{name: string, fingerprint: string, facts: SliceFacts, nBytes: number, nRepaired: number}} HeldSlice 
+ *   verified and in use: not evicted until `release`
+ */
 
 /**
  * @typedef {object} Watched  Who hears how it goes.
@@ -74,7 +80,13 @@ export class SliceStore {
         this.cache.inUse.delete(held.name);
     }
 
-    /** @param {SliceNames} names @param {SliceOffer} offer @param {number} memoryBytes @param {Watched} watched @returns {Promise<HeldSlice>} */
+    /**
+     * @param {SliceNames} names
+     * @param {SliceOffer} offer
+     * @param {number} memoryBytes
+     * @param {Watched} watched
+     * @returns {Promise<HeldSlice>}
+     */
     async obtainNamed(names, offer, memoryBytes, watched) {
         let saved = await this.savedLayout(names, offer);
         for (let start = 0; start < STARTS; start++) {
@@ -92,7 +104,14 @@ export class SliceStore {
         throw new DownloadError(`${offer.sliceUrl}: the site changed this slice ${STARTS} times while it was fetched`);
     }
 
-    /** Make the file whole and right. @param {SliceNames} names @param {SliceOffer} offer @param {SliceManifest} layout @param {Watched} watched @returns {Promise<HeldSlice>} */
+    /**
+     * Make the file whole and right.
+     * @param {SliceNames} names
+     * @param {SliceOffer} offer
+     * @param {SliceManifest} layout
+     * @param {Watched} watched
+     * @returns {Promise<HeldSlice>}
+     */
     async fill(names, offer, layout, watched) {
         const isBegun = (await this.begunEtag(names)) === layout.etag;
         await this.cache.makeRoom(names, layout.nBytes);
@@ -112,7 +131,8 @@ export class SliceStore {
             this.nDownloaded += nRepaired;
             return { name: names.data, fingerprint: offer.fingerprint, facts, nBytes: layout.nBytes, nRepaired };
         } catch (error) {
-            if (error instanceof BrokenSliceError) await this.cache.folder.remove(names.manifest); // it may be what is wrong
+            // it may be the manifest that is wrong: ask anew next time
+            if (error instanceof BrokenSliceError) await this.cache.folder.remove(names.manifest);
             throw error;
         } finally {
             file.close();
@@ -129,7 +149,12 @@ export class SliceStore {
         }
     }
 
-    /** What the site says now; kept beside the slice. @param {SliceNames} names @param {SliceOffer} offer @param {AbortSignal} [signal] */
+    /**
+     * What the site says now; kept beside the slice.
+     * @param {SliceNames} names
+     * @param {SliceOffer} offer
+     * @param {AbortSignal} [signal]
+     */
     async fetchedLayout(names, offer, signal) {
         for (let nFailed = 1; ; nFailed++) {
             try {
@@ -144,7 +169,12 @@ export class SliceStore {
         }
     }
 
-    /** What was kept, if all bytes that belong to it are there: then the site need not be asked. @param {SliceNames} names @param {SliceOffer} offer @returns {Promise<SliceManifest | null>} */
+    /**
+     * What was kept, if all bytes that belong to it are there: then the site need not be asked.
+     * @param {SliceNames} names
+     * @param {SliceOffer} offer
+     * @returns {Promise<SliceManifest | null>}
+     */
     async savedLayout(names, offer) {
         const body = await this.cache.folder.read(names.manifest);
         if (body === null) return null;
@@ -157,7 +187,11 @@ export class SliceStore {
         }
     }
 
-    /** The entity tag that the bytes on the disk belong to, or "". @param {SliceNames} names @returns {Promise<string>} */
+    /**
+     * The entity tag that the bytes on the disk belong to, or "".
+     * @param {SliceNames} names
+     * @returns {Promise<string>}
+     */
     async begunEtag(names) {
         const body = await this.cache.folder.read(names.state);
         if (body === null) return "";

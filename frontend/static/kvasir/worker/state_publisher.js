@@ -30,7 +30,11 @@ export class StatePublisher {
         }
     }
 
-    /** A new phase; what belonged to the one before is forgotten. @param {Phase} phase @param {Partial<ContributionState>} [changes] */
+    /**
+     * A new phase; what belonged to the one before is forgotten.
+     * @param {Phase} phase
+     * @param {Partial<ContributionState>} [changes]
+     */
     turn(phase, changes = {}) {
         this.update({ phase, activity: "none", pauseReason: "", problem: null, ...changes });
     }

@@ -34,9 +34,10 @@ export class TabReport {
     /** @param {Readonly<WorkerState>} state */
     state(state) {
         const { pieces, isFetching, isJoined, model } = state;
+        const { phase, problem } = this.publisher.state;
         if (!isFetching) this.step = "";
         this.publisher.update({
-            activity: this.publisher.state.phase === "working" ? activityOf(state, this.step, this.publisher.state.problem) : "none",
+            activity: phase === "working" ? activityOf(state, this.step, problem) : "none",
             ranges: pieces.map((piece) => heldRange(piece, state)),
             model,
             isJoined,
@@ -71,7 +72,12 @@ export class TabReport {
     }
 }
 
-/** @param {Readonly<WorkerState>} state @param {"" | "verifying" | "loading"} step @param {Problem | null} problem @returns {Activity} */
+/**
+ * @param {Readonly<WorkerState>} state
+ * @param {"" | "verifying" | "loading"} step
+ * @param {Problem | null} problem
+ * @returns {Activity}
+ */
 function activityOf(state, step, problem) {
     if (!state.nodeId) return problem?.code === "site_away" ? "waiting" : "registering";
     if (state.served.length > 0) return state.isJoined ? "serving" : "dialling";
@@ -86,18 +92,20 @@ function heldRange({ range, nBytes, isFetched }, state) {
 }
 
 /** @param {string} event @param {any} facts @param {number} nowMs @returns {Problem | null} */
-function problemOf(event, facts, nowMs) {
+function problemOf(event, { code, outcome, problem, reason, retryS }, nowMs) {
+    /** @param {string} name @param {string} detail @param {number} [retryAtMs] */
+    const made = (name, detail, retryAtMs = 0) => ({ code: name, detail, retryAtMs });
     switch (event) {
         case "away":
-            return { code: facts.code === "quarantined" ? "quarantined" : "site_away", detail: facts.problem, retryAtMs: nowMs + 1000 * facts.retryS };
+            return made(code === "quarantined" ? code : "site_away", problem, nowMs + 1000 * retryS);
         case "lost":
-            return { code: "relay_away", detail: facts.problem, retryAtMs: nowMs };
+            return made("relay_away", problem, nowMs);
         case "waiting":
-            return { code: "nothing_wanted", detail: facts.reason, retryAtMs: nowMs + 1000 * facts.retryS };
+            return made("nothing_wanted", reason, nowMs + 1000 * retryS);
         case "fetch_failed":
-            return { code: facts.outcome === "no room" ? "no_room" : "download_failed", detail: facts.problem, retryAtMs: 0 };
+            return made(outcome === "no room" ? "no_room" : "download_failed", problem);
         case "model_changed":
-            return { code: "model_changed", detail: facts.reason, retryAtMs: 0 };
+            return made("model_changed", reason);
         default:
             return null;
     }

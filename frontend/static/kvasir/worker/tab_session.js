@@ -58,14 +58,20 @@ export class TabSession {
         this.hasEnded = false;
     }
 
-    /** Open storage and kernel. Throws StorageError, UnsupportedBrowserError or KernelError. @param {SessionWorld} world */
+    /**
+     * Open storage and kernel. Throws StorageError, UnsupportedBrowserError or KernelError.
+     * @param {SessionWorld} world
+     */
     static async open(world) {
         const session = new TabSession(world, await SliceFolder.open());
         await session.keeper.open();
         return session;
     }
 
-    /** Contribute until `stop`. Throws AgentEndedError when it cannot go on. @param {boolean} isPaused from the start */
+    /**
+     * Contribute until `stop`. Throws AgentEndedError when it cannot go on.
+     * @param {boolean} isPaused from the start
+     */
     async run(isPaused) {
         this.agent = this.makeAgent();
         this.agent.setPaused(isPaused);
@@ -117,7 +123,8 @@ export class TabSession {
 
     /** @param {SessionOptions} options */
     makeRelayWorker({ holdings, relayUrl, token, onJoined, onLost }) {
-        const onComputed = (/** @type {{nJobs: number, nPairs: number}} */ done) => this.counter.add(done.nJobs, done.nPairs);
+        /** @param {{nJobs: number, nPairs: number}} done */
+        const onComputed = ({ nJobs, nPairs }) => this.counter.add(nJobs, nPairs);
         return new RelayWorker({ relayUrl, token }, holdings, { onJoined, onLost, onComputed });
     }
 

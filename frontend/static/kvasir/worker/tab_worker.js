@@ -78,7 +78,7 @@ export class TabWorker {
                 this.software = command.software;
                 return this.start(command.options);
             case "recoveryKey":
-                return this.post({ type: "recoveryKey", id: command.id, accountKey: (await this.open()).identity.accountKey });
+                return this.tellKey(command.id);
             case "restore":
                 return this.done(command.id, await this.restore(command.accountKey));
             case "forget":
@@ -101,6 +101,7 @@ export class TabWorker {
     /** Look at device and records; go on with what was under way when the tab went away. @param {boolean} software */
     async inspect(software) {
         this.software = software;
+        if (!self.isSecureContext) throw new StorageError("files and locks of a browser need a page that came by https");
         const memory = await this.open();
         const device = await lookAtDevice(software);
         const { nodeId, accountId, accountKey } = memory.identity;
@@ -150,12 +151,8 @@ export class TabWorker {
     async work(memory) {
         const { site, publisher, software } = this;
         try {
-            const kernelNews = {
-                onLost: (/** @type {string} */ reason, /** @type {number} */ retryS) => this.kernelLost(reason, retryS),
-                onBack: () => this.settle(true),
-                onHopeless: (/** @type {string} */ reason) => this.stopFor({ code: "reload_needed", detail: reason, retryAtMs: 0 }),
-            };
-            const { TabSession } = await import("./tab_session.js"); // only now: most of the code, and who looks needs none
+            const { TabSession } = await import("./tab_session.js"); // only now: it is most of the code
+            const kernelNews = this.kernelNews();
             this.session = await TabSession.open({ site, memory, publisher, software, kernelNews });
             if (!this.isLeaving) {
                 const reason = pauseReason(memory.settings, this.surroundings);
@@ -169,6 +166,15 @@ export class TabWorker {
             this.single.release();
         }
         this.rest(null);
+    }
+
+    /** @returns {import("./kernel_keeper.js").KeeperNews} */
+    kernelNews() {
+        return {
+            onLost: (reason, retryS) => this.kernelLost(reason, retryS),
+            onBack: () => this.settle(true),
+            onHopeless: (detail) => this.stopFor({ code: "reload_needed", detail, retryAtMs: 0 }),
+        };
     }
 
     /** Withdraw in order. @param {boolean} erase */
@@ -237,7 +243,8 @@ export class TabWorker {
         }
         console.warn(error);
         const problem = problemOf(error);
-        if (problem.code === "token_refused") await this.memory?.saveIdentity({ nodeId: "", token: "" }); // registers anew next time
+        const isUnknown = problem.code === "token_refused"; // it registers anew next time
+        if (isUnknown) await this.memory?.saveIdentity({ nodeId: "", token: "" });
         if (this.session !== null) return this.stopFor(problem);
         if (error instanceof AgentEndedError) await this.memory?.saveSettings({ isWanted: false });
         this.rest(problem);
@@ -274,6 +281,12 @@ export class TabWorker {
         await new SliceCache(await SliceFolder.open(), 0).clear();
         await this.inspect(this.software);
         return "";
+    }
+
+    /** @param {number} id */
+    async tellKey(id) {
+        const { accountKey } = (await this.open()).identity;
+        this.post({ type: "recoveryKey", id, accountKey });
     }
 
     /** @param {number} id @param {string} problem */

@@ -1,6 +1,7 @@
 /**
  * The page's end of the contributing worker: starts it, hands it what only a page can see, and tells who listens.
- * `pages/contribute.js` makes one. It decides nothing and keeps nothing: a page that goes away takes only the view with it.
+ * `pages/contribute.js` makes one. It decides nothing and keeps nothing: a page that goes away takes only the view
+ * with it.
  */
 
 import { initialState } from "./messages.js";
@@ -27,7 +28,8 @@ export class ContributionClient {
         this.waiting = new Map();
         this.nAsked = 0;
         this.awake = keepAwake();
-        this.worker = new Worker(new URL("./worker_main.js", import.meta.url), { type: "module", name: "kvasir-worker" });
+        const script = new URL("./worker_main.js", import.meta.url);
+        this.worker = new Worker(script, { type: "module", name: "kvasir-worker" });
         this.worker.addEventListener("message", (event) => this.heard(event.data));
         this.worker.addEventListener("error", (event) => this.broke(event.message || "the worker could not be loaded"));
         this.stopWatching = watchSurroundings({
@@ -37,7 +39,11 @@ export class ContributionClient {
         this.inspect();
     }
 
-    /** Hear every published state, the last one at once. @param {(state: ContributionState) => void} listener @returns {() => void} ends it */
+    /**
+     * Hear every published state, the last one at once.
+     * @param {(state: ContributionState) => void} listener
+     * @returns {() => void} ends it
+     */
     subscribe(listener) {
         this.listeners.add(listener);
         listener(this.state);
@@ -76,7 +82,11 @@ export class ContributionClient {
         return reply.type === "recoveryKey" ? reply.accountKey : "";
     }
 
-    /** Work for another account from the next start on. @param {string} accountKey @returns {Promise<string>} "" or what is wrong with it */
+    /**
+     * Work for another account from the next start on.
+     * @param {string} accountKey
+     * @returns {Promise<string>} "" or what is wrong with it
+     */
     async restore(accountKey) {
         const reply = await this.ask((id) => ({ type: "restore", id, accountKey }));
         return reply.type === "done" ? reply.problem : "";

@@ -1,6 +1,7 @@
 /**
  * The module worker that a contributing page starts: it holds the WebSocket, the storage and the GPU.
- * `worker_client.js` loads it and talks to it in the messages of `messages.js`. It only connects the page to `TabWorker`.
+ * `worker_client.js` loads it and talks to it in the messages of `messages.js`. It only connects the page to
+ * `TabWorker`.
  */
 
 import { TabWorker } from "./tab_worker.js";
