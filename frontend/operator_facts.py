@@ -22,6 +22,7 @@ from market.errors import MarketError
 from market.model_facts import site_model
 from market.models import NodeToken
 from market.service import service
+from market.tokens import TokenScope
 from market.trust_store import SavedTrust, evidence_of, trust_of
 from market.work_models import NodeTrust
 
@@ -44,13 +45,15 @@ class NodeRow:
 
     @property
     def state(self) -> str:
-        """The word that says most: revoked, expired, quarantined, live or away."""
+        """The word that says most: revoked, expired, quarantined, live, away, or nothing of a backbone."""
         if self.token.revoked is not None:
             return "revoked"
         if self.token.expires is not None and self.token.expires <= timezone.now():
             return "expired"
         if self.trust.quarantined:
             return "quarantined"
+        if self.token.scope != TokenScope.WORKER:
+            return ""
         return "live" if self.is_live else "away"
 
 
@@ -88,9 +91,13 @@ def live_readings() -> tuple[Readings | None, str]:
 
 
 def nodes_page(search: str, number: str, readings: Readings | None) -> tuple[Page[NodeToken], list[NodeRow]]:
-    """A page of nodes, the newest first, those whose id, name or account contain `search`."""
+    """A page of nodes whose id, name or account has `search`: those that count, then those taken back, the newest first."""
     wanted = search.strip()[:LONGEST_SEARCH]
-    found = NodeToken.objects.select_related("account").order_by("-created", "-id")
+    found = (
+        NodeToken.objects.select_related("account")
+        .annotate(is_over=Q(revoked__isnull=False))
+        .order_by("is_over", "-created", "-id")
+    )
     if wanted:
         found = found.filter(
             Q(public_id__startswith=wanted) | Q(name__icontains=wanted) | Q(account__public_id__startswith=wanted)

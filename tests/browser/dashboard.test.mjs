@@ -55,6 +55,7 @@ test("traffic is told apart over two orders of magnitude, and idle experts look 
   assert.ok(trafficLevel(0.001, 100) > 0);
   assert.equal(trafficTop([0.01, 0.02]), 1);
   assert.equal(trafficTop([3, 40]), 40);
+  assert.equal(trafficTop([...Array(99).fill(3), 40]), 3); // one outlier does not make the rest look idle
   assert.deepEqual(trafficColour(PALETTE, 0), PALETTE.steps[0]);
   assert.deepEqual(trafficColour(PALETTE, 1), PALETTE.steps[4]);
   const pixels = trafficPixels(SNAPSHOT.traffic, SNAPSHOT.coverage.targets, PALETTE);

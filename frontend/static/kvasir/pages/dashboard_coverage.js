@@ -152,7 +152,7 @@ function ReplicaLegend() {
 
 /** @param {{traffic: number[]}} props */
 function TrafficLegend({ traffic }) {
-  const top = interpolate(gettext("%s rows/s"), [formatRate(trafficTop(traffic))]);
+  const top = interpolate(gettext("%s rows/s or more"), [formatRate(trafficTop(traffic))]);
   return html`<div class="scale">
     <span>0</span><span class="scale-bar" aria-hidden="true"></span><span>${top}</span>
     <span class="muted">${gettext("(logarithmic)")}</span>

@@ -3,7 +3,7 @@
 
 /** @typedef {import("./dashboard_types.js").Cell} Cell */
 
-const LINES_FROM_PX = 7; // cells that are smaller have no lines between them
+const LINES_FROM_PX = 10; // cells that are smaller have no lines between them
 
 export class Heatmap {
   /** @param {HTMLCanvasElement} canvas  whose size its style gives */

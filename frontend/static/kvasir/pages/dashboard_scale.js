@@ -10,7 +10,8 @@ export const STEPS = /** @type {const} */ (["none", "below", "target", "above", 
 const TRAFFIC_STOPS = [0, 2, 3, 4]; // steps of the palette that the traffic's scale goes through: lightness only grows
 const TRAFFIC_LEVELS = 64;
 const TRAFFIC_ORDERS = 2; // of magnitude, from the palest to the fullest
-const LEAST_LARGEST = 1; // rows/s: below, even the busiest expert is nearly idle, and looks so
+const TOP_SHARE = 0.99; // of the experts are not above the scale
+const LEAST_TOP = 1; // rows/s: below, even the busiest expert is nearly idle, and looks so
 
 /**
  * Which step a cell is on; null when nothing is wanted there.
@@ -27,14 +28,14 @@ export function stepOf(replicas, target) {
 }
 
 /**
- * Where a rate is between nothing and the largest, 0 to 1; logarithmic, so that quiet experts can be told apart.
+ * Where a rate is between nothing and the scale's top, 0 to 1; logarithmic, so that quiet experts can be told apart.
  * @param {number} rate
- * @param {number} largest
+ * @param {number} top
  * @returns {number}
  */
-export function trafficLevel(rate, largest) {
-  if (rate <= 0 || largest <= 0) return 0;
-  return Math.max(0.02, Math.min(1, 1 + Math.log10(rate / largest) / TRAFFIC_ORDERS));
+export function trafficLevel(rate, top) {
+  if (rate <= 0 || top <= 0) return 0;
+  return Math.max(0.02, Math.min(1, 1 + Math.log10(rate / top) / TRAFFIC_ORDERS));
 }
 
 /**
@@ -77,33 +78,26 @@ export function replicaPixels(replicas, targets, palette) {
  * @returns {Uint32Array<ArrayBuffer>}
  */
 export function trafficPixels(traffic, targets, palette) {
-  const largest = trafficTop(traffic);
+  const top = trafficTop(traffic);
   const levels = Array.from({ length: TRAFFIC_LEVELS + 1 }, (_, i) => pixel(trafficColour(palette, i / TRAFFIC_LEVELS)));
   const absent = pixel(palette.absent);
   const pixels = new Uint32Array(traffic.length);
   for (let i = 0; i < pixels.length; i++) {
-    pixels[i] = targets[i] === 0 ? absent : levels[Math.round(trafficLevel(traffic[i], largest) * TRAFFIC_LEVELS)];
+    pixels[i] = targets[i] === 0 ? absent : levels[Math.round(trafficLevel(traffic[i], top) * TRAFFIC_LEVELS)];
   }
   return pixels;
 }
 
 /**
- * @param {readonly number[]} values
- * @returns {number} the largest, 0 of none
- */
-export function largestOf(values) {
-  let largest = 0;
-  for (const value of values) if (value > largest) largest = value;
-  return largest;
-}
-
-/**
- * The rate at the upper end of the traffic's scale.
+ * The rate at the upper end of the traffic's scale: few experts are above it, so that one outlier does not make all
+ * others look idle.
  * @param {readonly number[]} traffic  rows/s
  * @returns {number}
  */
 export function trafficTop(traffic) {
-  return Math.max(LEAST_LARGEST, largestOf(traffic));
+  const ordered = Float64Array.from(traffic).sort();
+  const place = Math.ceil(TOP_SHARE * ordered.length) - 1;
+  return Math.max(LEAST_TOP, ordered[place] ?? 0);
 }
 
 /**

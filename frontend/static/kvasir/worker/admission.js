@@ -3,9 +3,12 @@
  * kvasir/worker/admission.py. connection.js asks before anything is queued; values inside rows are left to the kernel.
  */
 
+import { checkSumRequest } from "../kernels/sums.js";
+import { messageOf } from "../wire/errors.js";
+import { clipped } from "../wire/texts.js";
 import { FaultCode, RefuseCode, Role, fault, refuse } from "../wire/wire_frames.js";
 import { WireType, wireTypeName } from "../wire/wire_header.js";
-import { resultBytes } from "../wire/wire_split.js";
+import { answerBytes } from "../wire/wire_split.js";
 
 /** @typedef {import("../wire/wire_frames.js").Dispatch} Dispatch */
 /** @typedef {import("../wire/wire_frames.js").Fault} Fault */
@@ -54,15 +57,34 @@ export function dispatchFault(dispatch, holdings, peer) {
             `rows are ${wireTypeName(rowFormat)} of ${dModel} values, ` + `KX1 of ${holdings.dModel} are needed`;
         return fault(request, FaultCode.BAD_ROWS, message);
     }
-    const [nPairs, answerBytes] = [pairIds.length, resultBytes(pairIds.length, dModel)];
-    if (answerBytes > peer.maxPayloadBytes || nPairs > peer.maxPairs) {
-        const message =
-            `the answer would have ${nPairs} pairs in ${answerBytes} bytes; ` +
-            `the backbone takes ${peer.maxPairs} pairs in ${peer.maxPayloadBytes} bytes`;
-        return fault(request, FaultCode.TOO_LARGE, message);
-    }
+    const large = tooLarge(dispatch, peer);
+    if (large !== null) return fault(request, FaultCode.TOO_LARGE, large);
     const wrong = outside("row number", pairRows, nRows) ?? outside("local id", pairIds, loaded.keys.length);
-    return wrong === null ? null : fault(request, FaultCode.BAD_IDS, wrong);
+    if (wrong !== null) return fault(request, FaultCode.BAD_IDS, wrong);
+    const bad = badOrder(dispatch);
+    return bad === null ? null : fault(request, FaultCode.BAD_ROWS, bad);
+}
+
+/** @param {Dispatch} dispatch @param {Readonly<import("../wire/wire_header.js").Limits>} peer @returns {string | null} */
+function tooLarge(dispatch, peer) {
+    const [nPairs, nBytes] = [dispatch.pairIds.length, answerBytes(dispatch)];
+    const nRows = dispatch.sums === null ? 0 : dispatch.nRows; // outputs are counted as pairs
+    if (nBytes <= peer.maxPayloadBytes && nPairs <= peer.maxPairs && nRows <= peer.maxRows) return null;
+    return (
+        `the answer would have ${nPairs} pairs and ${nRows} rows of sums in ${nBytes} bytes; ` +
+        `the backbone takes ${peer.maxPairs} pairs and ${peer.maxRows} rows in ${peer.maxPayloadBytes} bytes`
+    );
+}
+
+/** @param {Dispatch} dispatch @returns {string | null} why nobody could answer it with the sums that it asks for */
+function badOrder({ sums, pairRows, nRows }) {
+    if (sums === null) return null;
+    try {
+        checkSumRequest(sums.weights, pairRows, sums.exponents, nRows);
+        return null;
+    } catch (error) {
+        return clipped(messageOf(error));
+    }
 }
 
 /** @param {string} what @param {Uint32Array} numbers @param {number} count @returns {string | null} */

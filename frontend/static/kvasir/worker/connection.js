@@ -8,7 +8,7 @@ import { WireVersionError } from "../wire/errors.js";
 import { clipped } from "../wire/texts.js";
 import { RefuseCode, goaway, pause, pong, refuse, welcome } from "../wire/wire_frames.js";
 import { Kind, PROTOCOL_LIMITS, WireType, kindName } from "../wire/wire_header.js";
-import { resultBytes } from "../wire/wire_split.js";
+import { answerBytes } from "../wire/wire_split.js";
 import { dispatchFault, helloRefusal } from "./admission.js";
 
 /** @typedef {import("../wire/wire_frames.js").Frame} Frame */
@@ -166,7 +166,7 @@ export class Connection {
         const most = this.#service.limits.maxInflightBytes;
         while (this.#backlog.length > 0) {
             const [dispatch] = this.#backlog;
-            const cost = dispatch.rows.length + resultBytes(dispatch.pairIds.length, dispatch.dModel);
+            const cost = dispatch.rows.length + answerBytes(dispatch);
             const underWay = this.#owedBytes + this.link.queuedBytes;
             if (underWay > 0 && underWay + cost > most) {
                 this.#submitTogether();
