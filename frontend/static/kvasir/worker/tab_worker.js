@@ -16,7 +16,8 @@ import { SliceCache } from "./slice_cache.js";
 import { StorageError } from "./slice_errors.js";
 import { SliceFolder } from "./slice_paths.js";
 import { StatePublisher } from "./state_publisher.js";
-import { KernelError, UnsupportedBrowserError } from "../kernels/errors.js";
+import { problemOf } from "./tab_problems.js";
+import { UnsupportedBrowserError } from "../kernels/errors.js";
 import { NO_SIMD } from "../kernels/wasm_builds.js";
 
 /** @import { TabSession } from "./tab_session.js" */
@@ -101,7 +102,7 @@ export class TabWorker {
     /** Look at device and records; go on with what was under way when the tab went away. @param {boolean} software */
     async inspect(software) {
         this.software = software;
-        if (!self.isSecureContext) throw new StorageError("files and locks of a browser need a page that came by https");
+        if (!self.isSecureContext) throw new StorageError("files and locks need a page that came by https");
         const memory = await this.open();
         const device = await lookAtDevice(software);
         const { nodeId, accountId, accountKey } = memory.identity;
@@ -237,12 +238,9 @@ export class TabWorker {
 
     /** @param {unknown} error */
     async fail(error) {
-        if (error instanceof UnsupportedBrowserError) {
-            const problem = { code: "unsupported", detail: error.message, retryAtMs: 0 };
-            return this.publisher.turn("unsupported", { problem });
-        }
-        console.warn(error);
         const problem = problemOf(error);
+        if (problem.code === "unsupported") return this.publisher.turn("unsupported", { problem });
+        console.warn(error);
         const isUnknown = problem.code === "token_refused"; // it registers anew next time
         if (isUnknown) await this.memory?.saveIdentity({ nodeId: "", token: "" });
         if (this.session !== null) return this.stopFor(problem);
@@ -293,12 +291,4 @@ export class TabWorker {
     done(id, problem) {
         this.post({ type: "done", id, problem });
     }
-}
-
-/** @param {unknown} error @returns {Problem} */
-function problemOf(error) {
-    const detail = error instanceof Error ? error.message : String(error);
-    if (error instanceof AgentEndedError) return { code: error.code, detail, retryAtMs: 0 };
-    if (error instanceof StorageError) return { code: "storage_unavailable", detail, retryAtMs: 0 };
-    return { code: error instanceof KernelError ? "kernel" : "defect", detail, retryAtMs: 0 };
 }
