@@ -52,14 +52,9 @@ def dispatch_fault(dispatch: Dispatch, holdings: Holdings, peer: Limits) -> Faul
             f"rows are {dispatch.row_format.name} of {dispatch.d_model} values, "
             f"{wanted[0].name} of {wanted[1]} are needed",
         )
-    n_bytes = answer_bytes_of(dispatch)
-    if n_bytes > peer.max_payload_bytes or len(dispatch.pair_ids) > peer.max_pairs:
-        return Fault(
-            dispatch.request,
-            FaultCode.TOO_LARGE,
-            f"the answer would have {len(dispatch.pair_ids)} pairs in {n_bytes} bytes; the backbone takes "
-            f"{peer.max_pairs} pairs in {peer.max_payload_bytes} bytes",
-        )
+    large = _too_large(dispatch, peer)
+    if large:
+        return Fault(dispatch.request, FaultCode.TOO_LARGE, large)
     wrong = _outside("row number", dispatch.pair_rows, len(dispatch.rows))
     wrong = wrong or _outside("local id", dispatch.pair_ids, loaded.n_expert)
     if wrong:
@@ -77,6 +72,17 @@ def answer_bytes_of(dispatch: Dispatch) -> int:
     """The most payload bytes that the answer to a dispatch may have."""
     is_sums = dispatch.sums is not None
     return answer_bytes(len(dispatch.rows), len(dispatch.pair_ids), dispatch.d_model, is_sums=is_sums)
+
+
+def _too_large(dispatch: Dispatch, peer: Limits) -> str | None:
+    n_pairs, n_bytes = len(dispatch.pair_ids), answer_bytes_of(dispatch)
+    n_rows = len(dispatch.rows) if dispatch.sums is not None else 0  # outputs are counted as pairs
+    if n_bytes <= peer.max_payload_bytes and n_pairs <= peer.max_pairs and n_rows <= peer.max_rows:
+        return None
+    return (
+        f"the answer would have {n_pairs} pairs and {n_rows} rows of sums in {n_bytes} bytes; the backbone takes "
+        f"{peer.max_pairs} pairs and {peer.max_rows} rows in {peer.max_payload_bytes} bytes"
+    )
 
 
 def _outside(what: str, numbers: Pairs, count: int) -> str | None:

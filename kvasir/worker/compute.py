@@ -21,8 +21,8 @@ import numpy as np
 from kvasir.errors import KernelError
 from kvasir.experts import FloatRows
 from kvasir.kernels.api import LoadedExperts
-from kvasir.kernels.sums import sum_outputs
-from kvasir.wire_frames import Dispatch, Fault, FaultCode, ReplyType, Result, SumResult, clipped, f16_reply
+from kvasir.kernels.sums import RowSums, sum_outputs
+from kvasir.wire_frames import Dispatch, Fault, FaultCode, ReplyType, Result, SumOrder, SumResult, clipped, f16_reply
 from kvasir.wire_split import result_bytes
 
 MAX_BATCH_BYTES = 44 * 1024 * 1024  # of outputs computed together, unless one job alone has more
@@ -93,7 +93,7 @@ class ComputeQueue:
 
     def _compute_for_ever(self) -> None:
         while (batch := self._to_thread.get()) is not None:
-            answers = compute_batch(self._layers[batch[0].dispatch.layer], batch)
+            answers = compute_batch(self._layers[batch[0].dispatch.layer], batch, self._max_batch_bytes)
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 if self._loop is not None:
                     self._loop.call_soon_threadsafe(self._computed, batch, answers)
@@ -126,14 +126,17 @@ def _output_bytes(job: Job) -> int:
     return result_bytes(job.n_pairs, job.dispatch.d_model)
 
 
-def compute_batch(loaded: LoadedExperts, batch: Sequence[Job]) -> list[Answer]:
-    """The answers to jobs of one layer, in their order. Runs in the compute thread; never raises."""
+def compute_batch(loaded: LoadedExperts, batch: Sequence[Job], max_batch_bytes: int = MAX_BATCH_BYTES) -> list[Answer]:
+    """The answers to jobs of one layer, in their order. Runs in the compute thread; never raises.
+
+    A job for sums never has more than `max_batch_bytes` of outputs at once.
+    """
     if len(batch) > 1:
         try:
             return _answers_together(loaded, batch)
         except Exception as error:  # one of them is bad: each alone, so that only that one pays
             log.debug("%d jobs of layer %d failed together: %s", len(batch), loaded.layer, error)
-    return [_answer_alone(loaded, job) for job in batch]
+    return [_answer_alone(loaded, job.dispatch, max_batch_bytes) for job in batch]
 
 
 def _answers_together(loaded: LoadedExperts, batch: Sequence[Job]) -> list[Answer]:
@@ -149,15 +152,32 @@ def _answers_together(loaded: LoadedExperts, batch: Sequence[Job]) -> list[Answe
     return [_result(d, outputs[first_pair[i] : first_pair[i + 1]]) for i, d in enumerate(dispatches)]
 
 
-def _answer_alone(loaded: LoadedExperts, job: Job) -> Answer:
-    dispatch = job.dispatch
+def _answer_alone(loaded: LoadedExperts, dispatch: Dispatch, max_bytes: int) -> Answer:
     try:
+        if dispatch.sums is not None:
+            sums = _summed(loaded, dispatch, dispatch.sums, max_bytes)
+            return SumResult(dispatch.request, dispatch.layer, len(dispatch.pair_ids), sums)
         return _result(dispatch, loaded.compute(dispatch.rows, dispatch.pair_rows, dispatch.pair_ids))
     except KernelError as error:
         return Fault(dispatch.request, FaultCode.BAD_ROWS, clipped(str(error)))
     except Exception as error:  # the worker's loop top: answer, log and live on
         log.exception("request %d of layer %d failed", dispatch.request, dispatch.layer)
         return Fault(dispatch.request, FaultCode.INTERNAL, clipped(f"{type(error).__name__}: {error}"))
+
+
+def _summed(loaded: LoadedExperts, dispatch: Dispatch, order: SumOrder, max_bytes: int) -> RowSums:
+    """The sums of a dispatch, over as many pairs at a time as `max_bytes` of outputs.
+
+    A few rows with many pairs would need far more memory than their answer. Integer sums associate: the same bits.
+    """
+    sums = np.zeros((len(dispatch.rows), dispatch.d_model), np.int32)
+    step = max(max_bytes // result_bytes(1, dispatch.d_model), 1)
+    for start in range(0, len(dispatch.pair_ids), step):
+        part = slice(start, start + step)
+        pair_rows = dispatch.pair_rows[part]
+        outputs = loaded.compute(dispatch.rows, pair_rows, dispatch.pair_ids[part])
+        sums += sum_outputs(outputs, order.weights[part], pair_rows, order.exponents)
+    return sums
 
 
 def _result(dispatch: Dispatch, outputs: FloatRows) -> Result | SumResult:

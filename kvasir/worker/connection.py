@@ -28,13 +28,12 @@ from kvasir.wire_frames import (
     Pong,
     Refuse,
     RefuseCode,
-    Result,
     Welcome,
     clipped,
 )
 from kvasir.wire_header import PROTOCOL_LIMITS, Limits
 from kvasir.worker.admission import answer_bytes_of, dispatch_fault, hello_refusal
-from kvasir.worker.compute import ComputeQueue, Job
+from kvasir.worker.compute import Answer, ComputeQueue, Job
 from kvasir.worker.holdings import Holdings
 from kvasir.worker.watch import Moments
 
@@ -227,7 +226,7 @@ class Connection:
             self._service.queue.submit(job)
         self._together.clear()
 
-    def _answer(self, cost: int, frame: Result | Fault) -> None:
+    def _answer(self, cost: int, frame: Answer) -> None:
         self._owed_bytes -= cost
         self.n_answered += 1
         self._send(frame)

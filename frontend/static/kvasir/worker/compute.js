@@ -6,16 +6,18 @@
  */
 
 import { KernelError, KernelLostError, KernelMemoryError } from "../kernels/errors.js";
+import { sumOutputs } from "../kernels/sums.js";
 import { messageOf } from "../wire/errors.js";
 import { f16Reply } from "../wire/half_floats.js";
 import { clipped } from "../wire/texts.js";
 import { join } from "../wire/wire.js";
-import { FaultCode, fault, result } from "../wire/wire_frames.js";
+import { FaultCode, fault, result, sumResult } from "../wire/wire_frames.js";
 import { Kind } from "../wire/wire_header.js";
 import { resultBytes } from "../wire/wire_split.js";
 
 /** @typedef {import("../wire/wire_frames.js").Dispatch} Dispatch */
 /** @typedef {import("../wire/wire_frames.js").Result} Result */
+/** @typedef {import("../wire/wire_frames.js").SumResult} SumResult */
 /** @typedef {import("../wire/wire_frames.js").Fault} Fault */
 /** @typedef {import("../wire/expert_ranges.js").ExpertRange} ExpertRange */
 
@@ -39,7 +41,7 @@ import { resultBytes } from "../wire/wire_split.js";
  * @typedef {object} Job
  * @property {object} client
  * @property {Dispatch} dispatch
- * @property {(frame: Result | Fault) => void} answer
+ * @property {(frame: Result | SumResult | Fault) => void} answer
  */
 
 /**
@@ -101,7 +103,7 @@ export class ComputeQueue {
     /** @param {readonly Job[]} batch */
     async #compute(batch) {
         const began = performance.now();
-        const answers = await computeBatch(this.#holdings, batch);
+        const answers = await computeBatch(this.#holdings, batch, this.#maxBatchBytes);
         this.#nInFlight -= 1;
         if (this.#isStopped) return;
         this.#next(); // first: the kernel computes on while the answers are encoded and sent
@@ -109,7 +111,7 @@ export class ComputeQueue {
         batch.forEach((job, i) => job.answer(answers[i]));
     }
 
-    /** @param {readonly (Result | Fault)[]} answers of one layer @param {number} seconds */
+    /** @param {readonly (Result | SumResult | Fault)[]} answers of one layer @param {number} seconds */
     #tell(answers, seconds) {
         const results = answers.filter((answer) => answer.kind === Kind.RESULT);
         if (results.length === 0) return;
@@ -150,9 +152,10 @@ function outputBytes({ dispatch }) {
  * The answers to jobs of one layer, in their order. Never rejects.
  * @param {Holdings} holdings
  * @param {readonly Job[]} batch
- * @returns {Promise<(Result | Fault)[]>}
+ * @param {number} maxBytes of outputs at once, where a job asks for sums alone
+ * @returns {Promise<(Result | SumResult | Fault)[]>}
  */
-async function computeBatch(holdings, batch) {
+async function computeBatch(holdings, batch, maxBytes) {
     const dispatches = batch.map((job) => job.dispatch);
     if (dispatches.length > 1) {
         try {
@@ -162,11 +165,11 @@ async function computeBatch(holdings, batch) {
         }
     }
     const answers = [];
-    for (const dispatch of dispatches) answers.push(await answerAlone(holdings, dispatch));
+    for (const dispatch of dispatches) answers.push(await answerAlone(holdings, dispatch, maxBytes));
     return answers;
 }
 
-/** @param {Holdings} holdings @param {readonly Dispatch[]} dispatches @returns {Promise<Result[]>} */
+/** @param {Holdings} holdings @param {readonly Dispatch[]} dispatches @returns {Promise<(Result | SumResult)[]>} */
 async function answersTogether(holdings, dispatches) {
     const nPairs = dispatches.reduce((sum, { pairIds }) => sum + pairIds.length, 0);
     const [pairRows, pairIds] = [new Uint32Array(nPairs), new Uint32Array(nPairs)];
@@ -183,15 +186,22 @@ async function answersTogether(holdings, dispatches) {
     return dispatches.map((dispatch) => {
         const start = at;
         at += dispatch.pairIds.length * dispatch.dModel;
-        return resultOf(dispatch, outputs.subarray(start, at));
+        return answerOf(dispatch, outputs.subarray(start, at));
     });
 }
 
-/** @param {Holdings} holdings @param {Dispatch} dispatch @returns {Promise<Result | Fault>} */
-async function answerAlone(holdings, dispatch) {
+/**
+ * @param {Holdings} holdings
+ * @param {Dispatch} dispatch
+ * @param {number} maxBytes
+ * @returns {Promise<Result | SumResult | Fault>}
+ */
+async function answerAlone(holdings, dispatch, maxBytes) {
     try {
         // rows of their own: a thread that is sent a view is sent all of the message around it
-        return resultOf(dispatch, await compute(holdings, { ...dispatch, rows: dispatch.rows.slice() }));
+        const asked = { ...dispatch, rows: dispatch.rows.slice() };
+        if (dispatch.sums !== null) return sumResult(dispatch, await summed(holdings, asked, dispatch.sums, maxBytes));
+        return answerOf(dispatch, await compute(holdings, asked));
     } catch (error) {
         const isRefused =
             error instanceof KernelError && !(error instanceof KernelLostError || error instanceof KernelMemoryError);
@@ -199,6 +209,28 @@ async function answerAlone(holdings, dispatch) {
         const name = error instanceof Error ? error.name : "Error";
         return fault(dispatch.request, FaultCode.INTERNAL, clipped(`${name}: ${messageOf(error)}`));
     }
+}
+
+/**
+ * The sums of a dispatch, over as many pairs at a time as `maxBytes` of outputs: a few rows with many pairs would need
+ * far more memory than their answer. Integer sums associate, so the bits are the same.
+ * @param {Holdings} holdings
+ * @param {Dispatch} dispatch
+ * @param {import("../wire/wire_frames.js").SumOrder} order
+ * @param {number} maxBytes
+ * @returns {Promise<Int32Array>} [nRows * dModel]
+ */
+async function summed(holdings, dispatch, { weights, exponents }, maxBytes) {
+    const step = Math.max(Math.floor(maxBytes / resultBytes(1, dispatch.dModel)), 1);
+    const sums = new Int32Array(dispatch.nRows * dispatch.dModel);
+    for (let start = 0; start < weights.length; start += step) {
+        const pairRows = dispatch.pairRows.subarray(start, start + step);
+        const pairIds = dispatch.pairIds.subarray(start, start + step);
+        const outputs = await compute(holdings, { ...dispatch, pairRows, pairIds });
+        const part = sumOutputs(outputs, weights.subarray(start, start + step), pairRows, exponents);
+        for (let i = 0; i < sums.length; i++) sums[i] += part[i];
+    }
+    return sums;
 }
 
 /** @param {Holdings} holdings @param {Dispatch} dispatch @returns {Promise<Float32Array>} [nPairs * dModel] */
@@ -212,7 +244,9 @@ async function compute({ kernel, layers }, { layer, rows, nRows, dModel, pairRow
     return outputs;
 }
 
-/** @param {Dispatch} dispatch @param {Float32Array} outputs @returns {Result} */
-function resultOf({ request, layer, dModel, pairIds, isReplyF16 }, outputs) {
+/** @param {Dispatch} dispatch @param {Float32Array} outputs of its pairs @returns {Result | SumResult} */
+function answerOf(dispatch, outputs) {
+    const { request, layer, dModel, pairRows, pairIds, isReplyF16, sums } = dispatch;
+    if (sums !== null) return sumResult(dispatch, sumOutputs(outputs, sums.weights, pairRows, sums.exponents));
     return result(request, layer, pairIds.length, dModel, isReplyF16 ? f16Reply(outputs, dModel) : outputs);
 }
