@@ -90,14 +90,11 @@ def live_readings() -> tuple[Readings | None, str]:
         return None, f"{type(error).__name__}: {error}"
 
 
-def nodes_page(search: str, number: str, readings: Readings | None) -> tuple[Page[NodeToken], list[NodeRow]]:
-    """A page of nodes whose id, name or account has `search`: those that count, then those taken back, the newest first."""
+def nodes_page(search: str, number: str, readings: Readings | None) -> tuple[Page[Any], list[NodeRow]]:
+    """A page of nodes whose id, name or account has `search`: those that count first, then the newest."""
     wanted = search.strip()[:LONGEST_SEARCH]
-    found = (
-        NodeToken.objects.select_related("account")
-        .annotate(is_over=Q(revoked__isnull=False))
-        .order_by("is_over", "-created", "-id")
-    )
+    nodes = NodeToken.objects.select_related("account").annotate(is_over=Q(revoked__isnull=False))
+    found = nodes.order_by("is_over", "-created", "-id")
     if wanted:
         found = found.filter(
             Q(public_id__startswith=wanted) | Q(name__icontains=wanted) | Q(account__public_id__startswith=wanted)

@@ -68,10 +68,11 @@ def test_leaving_is_at_once(site: MarketSite) -> None:
 
 def test_what_it_says_of_itself_is_kept(site: MarketSite) -> None:
     node = site.node()
-    site.beat(node, [[1, 0, 1]], url="relay:7", os="linux", device_kind="cpu", rows_per_s=688.5, region="Java", unheard_of={"x": 1})
+    said = {"url": "relay:7", "os": "linux", "device_kind": "cpu", "region": "Java", "rows_per_s": 688.5}
+    site.beat(node, [[1, 0, 1]], **said, unheard_of={"x": 1})
     (worker,) = snapshot_of(site.store, MARKET.targets, with_workers=True).workers
     assert worker.worker_id == node[0]
-    assert worker.facts == {"url": "relay:7", "os": "linux", "device_kind": "cpu", "region": "Java", "rows_per_s": 688.5}
+    assert worker.facts == said
     assert site.beat(node, [[1, 0, 1]], region="x" * 41).status == 400
 
 
