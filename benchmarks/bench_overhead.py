@@ -25,6 +25,8 @@ import psutil
 
 from backbone.engine.edge_pool import EdgePool
 from backbone.engine.loaded_model import LoadedModel
+from backbone.engine.sum_calibration import calibrate
+from backbone.engine.sum_scale import SumScale
 from backbone.engine.transport import NoWorkers, Transport
 from benchmarks.generate_decode import decode
 from benchmarks.machine import describe_commit, describe_machine
@@ -61,7 +63,8 @@ class Cost:
     cpu_s: float
 
 
-Rounds = dict[int, list[tuple[Cost, Cost]]]  # in-process and through the relay, by batch and round
+REPLIES = ("f32", "sum")  # one output a pair, and one row of integers a row
+Rounds = dict[tuple[str, int], list[tuple[Cost, Cost]]]  # in-process and through the relay, by reply, batch and round
 
 
 def main() -> None:
@@ -94,24 +97,30 @@ def measure(folder: Path, plan: Plan) -> Rounds:
 
 
 def _rounds(loaded: LoadedModel, edges: Transport, others: Sequence[psutil.Process], plan: Plan) -> Rounds:
-    rounds: Rounds = {batch: [] for batch in plan.n_steps}
+    scales = {"f32": None, "sum": calibrate(loaded)}
+    rounds: Rounds = {(reply, batch): [] for reply in REPLIES for batch in plan.n_steps}
     for number in range(plan.n_rounds + 1):
-        for batch, n_steps in plan.n_steps.items():
-            alone, expected = _run(loaded, NoWorkers(), [], batch, n_steps)
-            sharded, token_ids = _run(loaded, edges, others, batch, n_steps)
+        for reply, batch in rounds:
+            alone, expected = _run(loaded, NoWorkers(), [], batch, plan.n_steps[batch], scales[reply])
+            sharded, token_ids = _run(loaded, edges, others, batch, plan.n_steps[batch], scales[reply])
             if token_ids != expected:
                 raise RuntimeError("the tokens through the relay are not the in-process run's")
             if number:  # the first round warms up
-                rounds[batch].append((alone, sharded))
+                rounds[reply, batch].append((alone, sharded))
     return rounds
 
 
 def _run(
-    loaded: LoadedModel, transport: Transport, others: Sequence[psutil.Process], batch: int, n_steps: int
+    loaded: LoadedModel,
+    transport: Transport,
+    others: Sequence[psutil.Process],
+    batch: int,
+    n_steps: int,
+    scale: SumScale | None,
 ) -> tuple[Cost, list[list[int]]]:
     prompts = [[(31 * row + 17 * column) % 251 + 1 for column in range(N_PROMPT)] for row in range(batch)]
     before = sum(map(_cpu_s, others))
-    run = decode(loaded, transport, prompts, n_steps + 1)
+    run = decode(loaded, transport, prompts, n_steps + 1, sum_scale=scale)
     # the step that reads the prompts is in the other processes' part: its share is that of its rows
     share = n_steps / (n_steps + N_PROMPT)
     other_s = (sum(map(_cpu_s, others)) - before) * share
@@ -161,8 +170,11 @@ def overhead_pct(pairs: Sequence[tuple[Cost, Cost]], kind: str) -> float:
 def as_keys(rounds: Rounds) -> dict[str, Any]:
     """The figures under the names that they are published with."""
     return {
-        **{f"overhead_pct_{batch}": round(overhead_pct(pairs, "wall_s"), 2) for batch, pairs in rounds.items()},
-        **{f"overhead_cpu_pct_{batch}": round(overhead_pct(pairs, "cpu_s"), 2) for batch, pairs in rounds.items()},
+        **{
+            f"overhead{'_sum' if reply == 'sum' else ''}{infix}pct_{batch}": round(overhead_pct(pairs, kind), 2)
+            for infix, kind in (("_", "wall_s"), ("_cpu_", "cpu_s"))
+            for (reply, batch), pairs in rounds.items()
+        },
         "machine": describe_machine(),
         "commit": describe_commit(),
     }
@@ -170,9 +182,11 @@ def as_keys(rounds: Rounds) -> dict[str, Any]:
 
 def as_table(rounds: Rounds) -> str:
     """The figures for people."""
-    lines = [f"{'batch':<8}{'wall overhead':>16}{'CPU overhead':>16}"]
-    for batch, pairs in rounds.items():
-        lines.append(f"{batch:<8}{overhead_pct(pairs, 'wall_s'):>14.1f} %{overhead_pct(pairs, 'cpu_s'):>14.1f} %")
+    lines = [f"{'replies':<10}{'batch':<8}{'wall overhead':>16}{'CPU overhead':>16}"]
+    for (reply, batch), pairs in rounds.items():
+        lines.append(
+            f"{reply:<10}{batch:<8}{overhead_pct(pairs, 'wall_s'):>14.1f} %{overhead_pct(pairs, 'cpu_s'):>14.1f} %"
+        )
     return "\n".join([*lines, f"{describe_machine()}, commit {describe_commit()}"])
 
 

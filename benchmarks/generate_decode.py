@@ -14,8 +14,10 @@ from backbone.engine.deadlines import DeadlineRule
 from backbone.engine.dispatch import ExpertDispatcher
 from backbone.engine.engine import Engine
 from backbone.engine.loaded_model import LoadedModel
+from backbone.engine.reply_format import ReplyFormat
 from backbone.engine.sampling_params import SamplingParams
 from backbone.engine.sequence import Sequence as EngineSequence
+from backbone.engine.sum_scale import SumScale
 from backbone.engine.tally import Tally
 from backbone.engine.transport import Transport
 
@@ -42,8 +44,15 @@ class Decoding:
         return sum(len(ids) - 1 for ids in self.token_ids) / self.seconds
 
 
-def decode(loaded: LoadedModel, transport: Transport, prompts: Sequence[Sequence[int]], n_tokens: int) -> Decoding:
-    """Prefill the prompts in one step, then decode them together to `n_tokens` each."""
+def decode(
+    loaded: LoadedModel,
+    transport: Transport,
+    prompts: Sequence[Sequence[int]],
+    n_tokens: int,
+    *,
+    sum_scale: SumScale | None = None,
+) -> Decoding:
+    """Prefill the prompts in one step, then decode them together to `n_tokens` each; with a scale replies are sums."""
     params = SamplingParams(
         temperature=0.0, max_tokens=n_tokens, logit_bias=dict.fromkeys(loaded.tokenizer.eog_ids, NEVER)
     )
@@ -54,6 +63,8 @@ def decode(loaded: LoadedModel, transport: Transport, prompts: Sequence[Sequence
         deadline_s=PATIENCE_S,
         deadlines=DeadlineRule(shortest_s=PATIENCE_S),
         on_served=tally.add,
+        reply_format=ReplyFormat.F32 if sum_scale is None else ReplyFormat.SUM,
+        sum_scale=sum_scale,
     )
     engine = Engine(loaded.model, experts, max_rows=sum(map(len, prompts)))
     sequences = [EngineSequence(str(number), ids, params, loaded.tokenizer) for number, ids in enumerate(prompts)]

@@ -140,12 +140,12 @@ def _add_metadata(writer: gguf.GGUFWriter, shape: RealShape) -> None:
 
 
 def _add_vocabulary(writer: gguf.GGUFWriter, n_vocab: int) -> None:
-    """Byte-level letters, two specials and padding: the benchmarks give token ids and never text."""
+    """Byte-level letters, two specials, two words and padding: the benchmarks give token ids and hardly any text."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     letters = {byte: chr(byte) for byte in printable} | {byte: chr(256 + n) for n, byte in enumerate(others)}
-    tokens = [letters[byte] for byte in range(256)] + ["<|endoftext|>", "<|im_end|>"]
-    types = [1] * 256 + [3] * 2
+    tokens = [letters[byte] for byte in range(256)] + ["<|endoftext|>", "<|im_end|>", "he", "ll"]
+    types = [1] * 256 + [3] * 2 + [1] * 2
     n_padding = n_vocab - len(tokens)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen35")

@@ -77,6 +77,6 @@ def test_bench_full_shape() -> None:
 def test_bench_overhead() -> None:
     figures = quick_run("bench_overhead")
     assert set(figures) == {
-        f"overhead_{kind}{batch}" for kind in ("pct_", "cpu_pct_") for batch in (1, 8, 64)
+        f"overhead_{kind}{batch}" for kind in ("pct_", "cpu_pct_", "sum_pct_", "sum_cpu_pct_") for batch in (1, 8, 64)
     } | {"commit"}  # fmt: skip
     assert all(figures[key] > -100 for key in figures if key != "commit")
