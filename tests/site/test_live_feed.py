@@ -17,6 +17,7 @@ from frontend import live_feed
 from frontend.live_consumer import LiveConsumer
 from frontend.live_feed import LiveFeed
 from frontend.live_readings import read_swarm
+from kvasir_site.channel_layers import channel_layers as layers_of
 from market.service import MarketService
 from tests.site.market_site import MarketSite, market_at, run
 from tests.swarm.redis_fixture import RedisServer, running_redis
@@ -173,3 +174,11 @@ async def closing_code(socket: WebsocketCommunicator) -> int:
         message = await socket.receive_output(timeout=DEADLINE_S)
         if message["type"] == "websocket.close":
             return int(message["code"])
+
+
+def test_processes_share_watchers_where_there_is_a_redis() -> None:
+    alone, shared = layers_of(""), layers_of("rediss://:secret@redis.internal:6379/0")
+    assert alone["default"]["BACKEND"] == "channels.layers.InMemoryChannelLayer"
+    assert shared["default"]["BACKEND"] == "channels_redis.core.RedisChannelLayer"
+    assert shared["default"]["CONFIG"]["hosts"] == ["rediss://:secret@redis.internal:6379/0"]
+    assert alone["default"]["CONFIG"]["capacity"] == shared["default"]["CONFIG"]["capacity"] == 4
