@@ -19,3 +19,7 @@ def test_the_market_client() -> None:
 
 def test_the_compute_queue() -> None:
     run_node_tests("compute_queue.test.mjs", 10)
+
+
+def test_dispatches_for_sums() -> None:
+    run_node_tests("worker_sums.test.mjs", 14)

@@ -8,7 +8,7 @@ import { crc32 as zlibCrc32 } from "node:zlib";
 import { crc32 } from "../../frontend/static/kvasir/wire/checksum.js";
 import { WireError, WireVersionError } from "../../frontend/static/kvasir/wire/errors.js";
 import { decode, encode, join } from "../../frontend/static/kvasir/wire/wire.js";
-import { goaway, result } from "../../frontend/static/kvasir/wire/wire_frames.js";
+import { goaway, result, sumResult } from "../../frontend/static/kvasir/wire/wire_frames.js";
 import {
     HEADER_BYTES,
     Kind,
@@ -36,6 +36,13 @@ const kx1 = (nRows, nPairs, dModel = 1280) => ({
     hasMore: false,
     sums: null,
 });
+
+const kx1Sums = (nRows, nPairs, dModel = 256) => ({
+    ...kx1(nRows, nPairs, dModel),
+    sums: { weights: new Float32Array(nPairs), exponents: new Int32Array(nRows) },
+});
+const sumsOf = (nRows, nPairs, dModel = 256, length = nRows * dModel) =>
+    sumResult(kx1(nRows, nPairs, dModel), new Int32Array(length));
 
 // A dispatch with a payload of exactly that many bytes.
 function dispatchOfPayload(nBytes, dModel = 1280) {
@@ -129,6 +136,10 @@ test("stated limits hold to the unit at both ends", () => {
         [kx1(1, 1, 256), "maxPayloadBytes", 269],
         [result(1, 0, 3, 2, new Float32Array(6)), "maxPairs", 3],
         [result(1, 0, 3, 2, new Uint16Array(6)), "maxPayloadBytes", 12],
+        [kx1Sums(1, 1), "maxPayloadBytes", 277],
+        [sumsOf(3, 1), "maxRows", 3],
+        [sumsOf(1, 3), "maxPairs", 3],
+        [sumsOf(3, 1), "maxPayloadBytes", 3 * 1025], // whatever it has: three bytes
     ];
     for (const [frame, name, most] of frames) {
         const [enough, less] = [makeLimits({ [name]: most }), makeLimits({ [name]: most - 1 })];
@@ -178,6 +189,14 @@ test("frames that cannot travel are not sent", () => {
         result(1, 0, 0, 3, new Float32Array(0)),
         { ...kx1(1, 1, 256), rows: new Uint8Array(260) },
         { ...kx1(1, 1, 256), pairRows: new Uint32Array(2) },
+        { ...kx1Sums(1, 1), isReplyF16: true },
+        { ...kx1Sums(2, 1), sums: { weights: new Float32Array(2), exponents: new Int32Array(2) } },
+        { ...kx1Sums(2, 1), sums: { weights: new Float32Array(1), exponents: new Int32Array(1) } },
+        { ...kx1Sums(1, 1), rowFormat: WireType.F32, dModel: 64, rows: new Uint8Array(256) },
+        sumsOf(1, 1, 256, 255),
+        { ...sumsOf(1, 1), dModel: 128, sums: new Int32Array(128) },
+        sumsOf(0, 1),
+        sumsOf(1, 0),
     ]) {
         assert.throws(() => encode(frame), WireError, JSON.stringify(frame).slice(0, 200));
     }
