@@ -104,10 +104,10 @@ def test_its_map_is_the_markets(service: ServiceProcess) -> None:
         assert len(set(steps)) == 5
         await check_keys(page, cells)
         await page.click("summary")
-        assert await page.locator("table:has(caption) tbody tr").count() == 6
+        await wait_until(page, "document.querySelectorAll('table:has(caption) tbody tr').length === 6")
         await page.check("input[value=traffic]")
         await wait_until(page, "document.querySelector('.scale') !== null")
-        assert await page.evaluate(COLOURS, [6, 16]) != colours
+        await wait_until(page, f"String(({COLOURS})([6, 16])) !== {','.join(colours)!r}")
 
     browse(scenario, viewport={"width": 1200, "height": 900})
 
