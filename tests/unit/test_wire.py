@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import struct
 import tracemalloc
 import zlib
@@ -27,8 +28,11 @@ from kvasir.wire_frames import (
     Ping,
     Refuse,
     RefuseCode,
+    ReplyType,
     Result,
     Role,
+    SumOrder,
+    SumResult,
     Welcome,
     clipped,
     f16_reply,
@@ -39,8 +43,11 @@ from kvasir.wire_header import (
     MAX_PAYLOAD_BYTES,
     MAX_ROWS,
     PROTOCOL_LIMITS,
+    Header,
     Kind,
     Limits,
+    WireType,
+    sums_bytes,
 )
 from tests.unit.wire_frames_strategy import FRAMES
 
@@ -51,6 +58,16 @@ def dispatch(n_rows: int = 1, n_pairs: int = 1, d_model: int = 4, row_format: Ro
     width = 4 * d_model if row_format is RowFormat.F32 else d_model // 256 * 261
     pairs = np.zeros(n_pairs, np.int32)
     return Dispatch(1, 0, row_format, d_model, np.zeros((n_rows, width), np.uint8), pairs, pairs)
+
+
+def dispatch_for_sums(n_rows: int = 1, n_pairs: int = 1, d_model: int = 256, **order: object) -> Dispatch:
+    plain = dispatch(n_rows, n_pairs, d_model, RowFormat.KX1)
+    values = {"weights": np.ones(n_pairs, np.float32), "exponents": np.zeros(n_rows, np.int32)} | order
+    return dataclasses.replace(plain, sums=SumOrder(**values))  # type: ignore[arg-type]
+
+
+def sum_result(n_rows: int = 1, n_pairs: int = 1, d_model: int = 256, value: int = 0) -> SumResult:
+    return SumResult(1, 0, n_pairs, np.full((n_rows, d_model), value, np.int32))
 
 
 def with_checksum(data: bytes) -> bytes:
@@ -71,7 +88,9 @@ def test_frames_survive_encoding(frame: Frame) -> None:
     data = join(encode(frame))
     again = decode(data)
     assert type(again) is type(frame)
-    if isinstance(frame, Dispatch | Result):  # with tensors: compare the bytes, of which there is one way to write
+    if isinstance(
+        frame, Dispatch | Result | SumResult
+    ):  # tensors: there is one way to write them
         assert join(encode(again)) == data
     else:
         assert again == frame
@@ -181,6 +200,15 @@ def test_large_payloads_are_received_in_place_and_stay_good() -> None:
         (Result(1, 0, np.zeros((3, 2), np.float32)), Limits(max_pairs=3), "max_pairs"),
         (dispatch(), Limits(max_payload_bytes=24), "max_payload_bytes"),
         (Result(1, 0, np.zeros((3, 2), np.float16)), Limits(max_payload_bytes=12), "max_payload_bytes"),
+        (dispatch_for_sums(), Limits(max_payload_bytes=261 + 16), "max_payload_bytes"),
+        (sum_result(3), Limits(max_rows=3), "max_rows"),
+        (sum_result(1, 3), Limits(max_pairs=3), "max_pairs"),
+        (
+            sum_result(3),
+            Limits(max_payload_bytes=3 * 1025),
+            "max_payload_bytes",
+        ),  # not the 3 that it has
+        (sum_result(3, value=2**31 - 1), Limits(max_payload_bytes=3 * 1025), "max_payload_bytes"),
     ],
 )
 def test_limits_hold_to_the_unit_at_both_ends(frame: Frame, limits: Limits, name: str, side: str) -> None:
@@ -201,6 +229,7 @@ def test_protocol_limits_hold_to_the_unit() -> None:
         dispatch(n_rows=MAX_ROWS + 1),
         dispatch(n_pairs=65_537),
         dispatch(d_model=65_537),
+        sum_result(683, d_model=3072),
         Goaway("x" * (MAX_TEXT_BYTES + 1)),
     ):
         with pytest.raises(WireError):
@@ -208,6 +237,7 @@ def test_protocol_limits_hold_to_the_unit() -> None:
     encode(dispatch(n_rows=MAX_ROWS))
     encode(dispatch(n_pairs=65_536))
     encode(dispatch(d_model=65_536))
+    encode(sum_result(682, d_model=3072))
     encode(Goaway("x" * MAX_TEXT_BYTES))
 
 
@@ -248,6 +278,19 @@ def test_a_promise_of_bytes_costs_no_memory() -> None:
         tracemalloc.stop()
     assert refused < 4 * STAGING_BYTES
     assert accepted < MAX_PAYLOAD_BYTES + 4 * STAGING_BYTES
+
+
+def test_a_few_bytes_of_sums_cost_no_more_memory_than_a_payload_may_have() -> None:
+    n_rows = MAX_PAYLOAD_BYTES // sums_bytes(1, 65_536) + 1
+    bomb = Header(Kind.RESULT, WireType.SUMS, 0, 1, 0, n_rows, 1, 65_536, 256 * n_rows)  # zeros: a byte a block
+    data = bomb.pack([bytes(256 * n_rows)]) + bytes(256 * n_rows)
+    tracemalloc.start()
+    try:
+        with pytest.raises(WireError, match=f"may have {sums_bytes(n_rows, 65_536)} bytes"):
+            decode(data)
+        assert tracemalloc.get_traced_memory()[1] < 4 * STAGING_BYTES
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_decoder_that_failed_stays_failed() -> None:
@@ -315,6 +358,82 @@ def test_headers_that_contradict_themselves_are_refused_by_name(fields: dict[str
         decode(data if "check" in fields else with_checksum(data))
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({}, None),
+        ({"flags": 6}, None),
+        ({"flags": 5}, "sums and for f16"),
+        ({"flags": 12}, "0x0c"),
+        ({"wire_type": 1, "d_model": 257, "payload_bytes": 8 + 8 + 1028}, "sums have whole blocks"),
+        ({"wire_type": 1, "d_model": 256, "payload_bytes": 8 + 8 + 1024}, None),
+        ({"wire_type": 4}, "DISPATCH cannot carry values of type SUMS"),
+        ({"payload_bytes": 276}, "277 bytes, not 276"),
+        ({"payload_bytes": 278}, "277 bytes, not 278"),
+        ({"flags": 0}, "269 bytes, not 277"),
+        ({"n_rows": 2}, "542 bytes, not 277"),
+        ({"n_pairs": 2}, "289 bytes, not 277"),
+        ({"kind": Kind.RESULT}, "RESULT cannot carry values of type KX1"),
+        ({"kind": Kind.RESULT, "wire_type": 4}, "0x04"),
+        ({"kind": Kind.RESULT, "wire_type": 4, "flags": 0}, None),
+        ({"kind": Kind.RESULT, "wire_type": 4, "flags": 0, "n_rows": 0}, "0 rows"),
+        ({"kind": Kind.RESULT, "wire_type": 4, "flags": 0, "n_pairs": 0}, "0 pairs"),
+        ({"kind": Kind.RESULT, "wire_type": 4, "flags": 0, "d_model": 100}, "sums have whole blocks"),
+        ({"kind": Kind.RESULT, "wire_type": 4, "flags": 0, "payload_bytes": 0}, "1 to 1025 bytes, not 0"),
+        ({"kind": Kind.RESULT, "wire_type": 4, "flags": 0, "payload_bytes": 1}, None),
+        ({"kind": Kind.RESULT, "wire_type": 4, "flags": 0, "payload_bytes": 1025}, None),
+        ({"kind": Kind.RESULT, "wire_type": 4, "flags": 0, "payload_bytes": 1026}, "1 to 1025 bytes, not 1026"),
+        ({"kind": Kind.RESULT, "wire_type": 1, "flags": 0, "n_rows": 1}, "counts its rows as pairs"),
+        ({"kind": Kind.PING, "wire_type": 4, "flags": 0}, "does not use"),
+    ],
+)
+def test_headers_of_sums_that_contradict_themselves_are_refused(fields: dict[str, int], message: str | None) -> None:
+    values: dict[str, int] = {
+        "kind": Kind.DISPATCH,
+        "wire_type": 2,
+        "flags": 4,
+        "request": 1,
+        "layer": 0,
+        "n_rows": 1,
+        "n_pairs": 1,
+        "d_model": 256,
+        "payload_bytes": 277,
+    }
+    values |= fields
+    header = Header(Kind(values.pop("kind")), WireType(values.pop("wire_type")), **values)
+    if message is None:
+        header.check(PROTOCOL_LIMITS)
+        return
+    for check in (lambda: header.check(PROTOCOL_LIMITS), lambda: FrameDecoder().feed(header.pack([]))):
+        with pytest.raises(WireError, match=message):
+            check()
+
+
+def test_sums_that_nobody_packs_are_no_frame() -> None:
+    good = join(encode(sum_result(2, 3, value=100)))
+    assert len(good) == HEADER_BYTES + 2 * 257
+    for at, value, message in ((0, 12, "packed sums"), (0, 7, "packed sums"), (257, 16, "packed sums")):
+        spoilt = bytearray(good)
+        spoilt[HEADER_BYTES + at] = value
+        for read in (decode, FrameDecoder().feed):
+            with pytest.raises(WireError, match=message):
+                read(with_checksum(bytes(spoilt)))
+    longer = Header(Kind.RESULT, WireType.SUMS, 0, 1, 0, 2, 3, 256, 515)
+    payload = bytes(good[HEADER_BYTES:]) + b"\0"
+    with pytest.raises(WireError, match="packed sums"):
+        decode(longer.pack([payload]) + payload)
+
+
+def test_what_a_dispatch_for_sums_says_comes_back() -> None:
+    weights, exponents = np.array([np.nan, -0.0, 1e-45], np.float32), np.array([-(2**31), 2**31 - 1], np.int32)
+    again = decode(join(encode(dispatch_for_sums(2, 3, weights=weights, exponents=exponents))))
+    assert isinstance(again, Dispatch)
+    assert again.sums is not None
+    assert (again.sums.weights.tobytes(), again.sums.exponents.tolist()) == (weights.tobytes(), exponents.tolist())
+    assert again.rows.shape == (2, 261)
+    assert decode(join(encode(dispatch()))).sums is None  # type: ignore[union-attr]
+
+
 def test_another_version_is_told_apart_and_its_refuse_is_read() -> None:
     data = bytearray(join(encode(Refuse(RefuseCode.VERSION, "wire version 2, this side speaks 1"))))
     data[4] = 1
@@ -376,6 +495,18 @@ def test_payloads_that_contradict_themselves_are_refused() -> None:
         Result(1, 0, np.zeros((1, 1))),  # type: ignore[arg-type]
         Result(1, 0, np.zeros(3, np.float32)),
         Result(1, 0, np.zeros((0, 3), np.float32)),
+        dataclasses.replace(dispatch_for_sums(), reply=ReplyType.F16),
+        dataclasses.replace(dispatch(), sums=dispatch_for_sums().sums),
+        dispatch_for_sums(2, 1, weights=np.ones(2, np.float32)),
+        dispatch_for_sums(2, 1, exponents=np.zeros(1, np.int32)),
+        dispatch_for_sums(weights=np.ones(1)),
+        dispatch_for_sums(exponents=np.zeros(1)),
+        sum_result(0),
+        sum_result(n_pairs=0),
+        sum_result(d_model=255),
+        SumResult(0, 0, 1, np.zeros((1, 256), np.int32)),
+        SumResult(1, 0, 1, np.zeros((1, 256), np.int64)),
+        SumResult(1, 0, 1, np.zeros(256, np.int32)),
         Dispatch(1, 0, RowFormat.F32, 4, np.zeros((1, 15), np.uint8), np.zeros(1, np.int32), np.zeros(1, np.int32)),
         Dispatch(1, 0, RowFormat.F32, 4, np.zeros((1, 16), np.int8), np.zeros(1, np.int32), np.zeros(1, np.int32)),
         Dispatch(1, 0, RowFormat.F32, 4, np.zeros((1, 16), np.uint8), np.zeros(2, np.int32), np.zeros(1, np.int32)),

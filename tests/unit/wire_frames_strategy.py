@@ -22,6 +22,8 @@ from kvasir.wire_frames import (
     ReplyType,
     Result,
     Role,
+    SumOrder,
+    SumResult,
     Welcome,
     has_controls,
 )
@@ -51,11 +53,15 @@ def ranges(draw: st.DrawFn) -> tuple[ExpertRange, ...]:
 
 @st.composite
 def dispatches(draw: st.DrawFn) -> Dispatch:
-    """Small dispatches in both row formats, with any bits in rows and pairs."""
-    row_format = draw(st.sampled_from(RowFormat))
-    d_model = draw(st.integers(1, 20)) if row_format is RowFormat.F32 else 256 * draw(st.integers(1, 2))
+    """Small dispatches in both row formats, for outputs and for sums, with any bits in rows, pairs and weights."""
+    row_format, is_for_sums = draw(st.sampled_from(RowFormat)), draw(st.booleans())
+    is_narrow = row_format is RowFormat.F32 and not is_for_sums
+    d_model = draw(st.integers(1, 20)) if is_narrow else 256 * draw(st.integers(1, 2))
     n_rows, n_pairs = draw(st.integers(1, 4)), draw(st.integers(1, 6))
     random = np.random.default_rng(draw(U32))
+    order = SumOrder(
+        np.frombuffer(random.bytes(4 * n_pairs), np.float32), np.frombuffer(random.bytes(4 * n_rows), np.int32)
+    )
     return Dispatch(
         draw(NUMBER),
         draw(U32),
@@ -64,8 +70,9 @@ def dispatches(draw: st.DrawFn) -> Dispatch:
         random.integers(0, 256, (n_rows, encoded_row_bytes(row_format, d_model)), np.uint8),
         random.integers(-(2**31), 2**31, n_pairs).astype(np.int32),
         random.integers(-(2**31), 2**31, n_pairs).astype(np.int32),
-        draw(st.sampled_from(ReplyType)),
+        ReplyType.F32 if is_for_sums else draw(st.sampled_from(ReplyType)),
         draw(st.booleans()),
+        order if is_for_sums else None,
     )
 
 
@@ -77,6 +84,17 @@ def results(draw: st.DrawFn) -> Result:
     random = np.random.default_rng(draw(U32))
     outputs = np.frombuffer(random.bytes(shape[0] * shape[1] * np.dtype(dtype).itemsize), dtype).reshape(shape)
     return Result(draw(NUMBER), draw(U32), outputs)
+
+
+@st.composite
+def sum_results(draw: st.DrawFn) -> SumResult:
+    """Small results in sums, with blocks of every width."""
+    n_rows, n_blocks = draw(st.integers(1, 3)), draw(st.integers(1, 2))
+    random = np.random.default_rng(draw(U32))
+    n_bits = random.choice([0, 1, 8, 9, 12, 13, 16, 17, 24, 25, 32], (n_rows * n_blocks, 1))
+    values = random.integers(-(2**31), 2**31, (n_rows * n_blocks, 256)) >> np.maximum(32 - n_bits, 0)
+    sums = np.where(n_bits > 0, values, 0).astype(np.int32).reshape(n_rows, 256 * n_blocks)
+    return SumResult(draw(NUMBER), draw(U32), draw(st.integers(1, 65_536)), sums)
 
 
 FRAMES: st.SearchStrategy[Frame] = st.one_of(
@@ -100,4 +118,5 @@ FRAMES: st.SearchStrategy[Frame] = st.one_of(
     st.builds(Pong, U32),
     dispatches(),
     results(),
+    sum_results(),
 )
