@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -17,6 +17,7 @@ from kvasir.edge_link import LINGER_S, PIECE_BYTES
 from kvasir.errors import EdgeError, EdgeTimeout, HandshakeRefused, WorkerFault
 from kvasir.experts import ExpertRange, FloatRows
 from kvasir.kernels.api import RowFormat
+from kvasir.kernels.sums import RowSums
 from kvasir.wire import encode, join
 from kvasir.wire_frames import (
     Dispatch,
@@ -33,9 +34,11 @@ from kvasir.wire_frames import (
     ReplyType,
     Result,
     Role,
+    SumOrder,
+    SumResult,
     Welcome,
 )
-from kvasir.wire_header import Limits
+from kvasir.wire_header import Limits, sums_bytes
 from kvasir.wire_split import result_bytes
 from tests.unit.virtual_time import Socket, VirtualLoop, run, settle
 
@@ -520,6 +523,149 @@ def test_a_stuck_worker_costs_no_more_than_a_piece_in_the_transport() -> None:
         for dispatch in asked(socket):
             socket.send(answer(dispatch))
         await asyncio.gather(*calls)
+
+    run(test)
+
+
+# Sums
+
+WIDE = 256
+
+
+async def opened_wide(loop: VirtualLoop, limits: Limits | None = None) -> TcpEdge:
+    """An edge whose worker takes rows that are wide enough for sums."""
+    connecting = loop.create_task(TcpEdge.connect("w", 1, HELLO, deadline_s=5))
+    await settle()
+    loop.sockets[-1].send(Welcome(MODEL, KERNEL, "kx1", RowFormat.KX1, WIDE, RANGES, limits or Limits(), "w"))
+    return await connecting
+
+
+def ask_sums(loop: VirtualLoop, edge: TcpEdge, named: list[int], n_rows: int) -> asyncio.Task[RowSums]:
+    """Ask for sums; pair i is of row `named[i]` and has weight i, row i has exponent i."""
+    rows = np.repeat(np.arange(n_rows, dtype=np.uint8)[:, None], 261, axis=1)
+    pair_rows, ids = np.array(named, np.int32), np.arange(len(named), dtype=np.int32)
+    order = SumOrder(np.arange(len(named), dtype=np.float32), np.arange(n_rows, dtype=np.int32))
+    return loop.create_task(edge.dispatch_sums(0, rows, RowFormat.KX1, pair_rows, ids, order, 5))
+
+
+def sums_of(dispatch: Dispatch) -> SumResult:
+    """An answer that shows what was asked: of each row its exponent, its own number and the sum of its weights."""
+    assert dispatch.sums is not None
+    sums = np.zeros((len(dispatch.rows), WIDE), np.int32)
+    sums[:, 0], sums[:, 1] = dispatch.sums.exponents, dispatch.rows[:, 0]
+    np.add.at(sums[:, 2], dispatch.pair_rows, dispatch.sums.weights.astype(np.int32))
+    return SumResult(dispatch.request, dispatch.layer, len(dispatch.pair_ids), sums)
+
+
+def test_sums_come_back_as_a_row_for_each_row() -> None:
+    async def test(loop: VirtualLoop) -> None:
+        edge = await opened_wide(loop)
+        call = ask_sums(loop, edge, [1, 0, 1, 1], 3)
+        await settle()
+        (dispatch,) = asked(loop.sockets[0])
+        assert dispatch.sums is not None
+        assert (dispatch.reply, dispatch.sums.weights.tolist()) == (ReplyType.F32, [0, 1, 2, 3])
+        loop.sockets[0].send(sums_of(dispatch))
+        sums = await call
+        assert (str(sums.dtype), sums.shape) == ("int32", (3, WIDE))
+        assert sums[:, :3].tolist() == [[0, 0, 1], [1, 1, 5], [2, 2, 0]]
+        assert (await ask_sums(loop, edge, [], 2)).tolist() == [[0] * WIDE] * 2
+        assert len(asked(loop.sockets[0])) == 1
+        assert edge.n_inflight == 0
+
+    run(test)
+
+
+def test_sums_of_several_frames_are_put_together_by_row() -> None:
+    async def test(loop: VirtualLoop) -> None:
+        edge = await opened_wide(loop, Limits(max_rows=2))
+        named = [4, 0, 2, 4, 1, 6, 0]  # nobody asks for rows 3 and 5
+        call = ask_sums(loop, edge, named, 7)
+        await settle()
+        dispatches = asked(loop.sockets[0])
+        assert len(dispatches) == 4
+        assert [dispatch.has_more for dispatch in dispatches] == [True, True, True, False]
+        for dispatch in reversed(dispatches):
+            loop.sockets[0].send(sums_of(dispatch))
+        sums = await call
+        named_rows = sorted(set(named))
+        assert sums[named_rows, :2].tolist() == [[row, row] for row in named_rows]
+        assert sums[:, 2].tolist() == [sum(i for i, row in enumerate(named) if row == wanted) for wanted in range(7)]
+
+    run(test)
+
+
+def test_sums_count_as_under_way_with_the_most_that_they_may_have() -> None:
+    async def test(loop: VirtualLoop) -> None:
+        cost = 261 + sums_bytes(1, WIDE)
+        for budget, n_sent in ((2 * cost, 2), (2 * cost - 1, 1)):
+            edge = await opened_wide(loop, Limits(max_inflight_bytes=budget))
+            calls = [ask_sums(loop, edge, [0] * 31, 1) for _ in range(3)]
+            await settle()
+            assert len(asked(loop.sockets[-1])) == n_sent
+            for i in range(3):
+                loop.sockets[-1].send(sums_of(asked(loop.sockets[-1])[i]))
+                await settle()
+            await asyncio.gather(*calls)
+
+    run(test)
+
+
+def wide_answer(dispatch: Dispatch, n_pairs: int = 2, dtype: type[np.floating[Any]] = np.float32) -> Result:
+    return Result(dispatch.request, 0, np.zeros((n_pairs, WIDE), dtype))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (wide_answer, "is outputs, asked were sums"),
+        (lambda d: wide_answer(d, dtype=np.float16), "is outputs, asked were sums"),
+        (lambda d: SumResult(d.request, 1, 2, sums_of(d).sums), r"\(1, 2, 3, 256\), asked was \(0, 2, 3, 256\)"),
+        (lambda d: SumResult(d.request, 0, 3, sums_of(d).sums), r"\(0, 3, 3, 256\)"),
+        (lambda d: SumResult(d.request, 0, 2, sums_of(d).sums[:2]), r"\(0, 2, 2, 256\)"),
+        (lambda d: SumResult(d.request, 0, 2, np.zeros((3, 512), np.int32)), r"\(0, 2, 3, 512\)"),
+        (lambda d: SumResult(d.request + 1, 0, 2, sums_of(d).sums), "request 2, which is not in flight"),
+    ],
+)
+def test_a_worker_that_answers_sums_wrongly_is_left(spoil: Callable[[Dispatch], Frame], message: str) -> None:
+    async def test(loop: VirtualLoop) -> None:
+        edge = await opened_wide(loop)
+        call = ask_sums(loop, edge, [0, 2], 3)
+        await settle()
+        loop.sockets[0].send(spoil(asked(loop.sockets[0])[0]))
+        with pytest.raises(EdgeError, match=message):
+            await call
+        await settle()
+        assert loop.sockets[0].is_closing()
+
+    run(test)
+
+
+@pytest.mark.parametrize("reply", list(ReplyType))
+def test_a_worker_that_answers_outputs_with_sums_is_left(reply: ReplyType) -> None:
+    async def test(loop: VirtualLoop) -> None:
+        edge = await opened_wide(loop)
+        pairs = np.arange(2, dtype=np.int32)
+        rows = np.zeros((2, 261), np.uint8)
+        call = loop.create_task(edge.dispatch(0, rows, RowFormat.KX1, pairs, pairs, 5, reply=reply))
+        await settle()
+        loop.sockets[0].send(SumResult(asked(loop.sockets[0])[0].request, 0, 2, np.zeros((2, WIDE), np.int32)))
+        with pytest.raises(EdgeError, match="is sums, asked were outputs"):
+            await call
+        assert "is sums, asked were outputs" in edge.closed.result()
+
+    run(test)
+
+
+def test_late_sums_are_dropped() -> None:
+    async def test(loop: VirtualLoop) -> None:
+        edge = await opened_wide(loop)
+        call = ask_sums(loop, edge, [0], 1)
+        await settle()
+        call.cancel()
+        await settle()
+        loop.sockets[0].send(sums_of(asked(loop.sockets[0])[0]))
+        assert (edge.n_late, edge.is_available) == (1, True)
 
     run(test)
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvasir.wire_header import HEADER, HEADER_BYTES, MAGIC, VERSION, Kind
+from kvasir.kernels.api import RowFormat
+from kvasir.wire import encode, join
+from kvasir.wire_frames import Dispatch, SumOrder, SumResult
+from kvasir.wire_header import HEADER, HEADER_BYTES, MAGIC, VERSION, Kind, sums_bytes
 from relay.edge import MAX_NOTICES, EdgeBrokenError, EdgeLedger, FrameFacts, Passage, read_facts
 
 CREDIT = 1000
@@ -147,6 +151,41 @@ def header(**changes: int | bytes) -> bytes:
 def test_facts_are_the_headers() -> None:
     data = b"....." + header() + b"abc"
     assert read_facts(data, 5, len(data)) == FrameFacts(4, 9, 3, 0, 40)
+
+
+def facts_of(frame: Dispatch | SumResult) -> FrameFacts:
+    data = join(encode(frame))
+    return read_facts(data, 0, len(data))
+
+
+def for_sums(request: int, n_rows: int, n_pairs: int) -> Dispatch:
+    pairs, rows = np.zeros(n_pairs, np.int32), np.zeros((n_rows, 261), np.uint8)
+    order = SumOrder(np.ones(n_pairs, np.float32), np.zeros(n_rows, np.int32))
+    return Dispatch(request, 0, RowFormat.KX1, 256, rows, pairs, pairs, sums=order)
+
+
+@pytest.mark.parametrize(("n_rows", "n_pairs"), [(1, 1), (3, 31), (5, 2)])
+def test_of_sums_the_rows_count_and_the_most_that_they_may_have(n_rows: int, n_pairs: int) -> None:
+    payload = 12 * n_pairs + 4 * n_rows + 261 * n_rows
+    wanted = FrameFacts(Kind.DISPATCH, 9, payload, 261 * n_rows, sums_bytes(n_rows, 256))
+    assert facts_of(for_sums(9, n_rows, n_pairs)) == wanted
+
+
+@pytest.mark.parametrize("value", [0, 1, 1000, 2**31 - 1])
+def test_sums_may_be_as_large_as_the_most_and_no_byte_larger(value: int) -> None:
+    answer = facts_of(SumResult(9, 0, 4, np.full((2, 256), value, np.int32)))
+    assert answer.payload_bytes <= sums_bytes(2, 256)
+    ledger = EdgeLedger(1 << 20)
+    ledger.from_worker(plain(Kind.WELCOME))
+    ledger.from_backbone(facts_of(for_sums(9, 2, 4)))
+    assert ledger.used_bytes == 2 * 261 + sums_bytes(2, 256)
+    assert ledger.from_worker(answer) is Passage.FORWARD
+    assert (ledger.used_bytes, ledger.n_owed) == (0, 0)
+    ledger.from_backbone(facts_of(for_sums(10, 2, 4)))
+    assert ledger.from_worker(result(10, sums_bytes(2, 256))) is Passage.FORWARD
+    ledger.from_backbone(facts_of(for_sums(11, 2, 4)))
+    with pytest.raises(EdgeBrokenError, match="has 2051 bytes, the worker owes 2050"):
+        ledger.from_worker(result(11, sums_bytes(2, 256) + 1))
 
 
 @pytest.mark.parametrize(

@@ -88,9 +88,7 @@ def test_frames_survive_encoding(frame: Frame) -> None:
     data = join(encode(frame))
     again = decode(data)
     assert type(again) is type(frame)
-    if isinstance(
-        frame, Dispatch | Result | SumResult
-    ):  # tensors: there is one way to write them
+    if isinstance(frame, Dispatch | Result | SumResult):  # tensors: there is one way to write them
         assert join(encode(again)) == data
     else:
         assert again == frame

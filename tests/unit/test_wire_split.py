@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from kvasir.errors import WireError
 from kvasir.kernels.api import RowFormat
 from kvasir.wire import encode
-from kvasir.wire_frames import Dispatch
-from kvasir.wire_header import PROTOCOL_LIMITS, Limits
+from kvasir.wire_frames import Dispatch, ReplyType, SumOrder
+from kvasir.wire_header import PROTOCOL_LIMITS, Limits, sums_bytes
 from kvasir.wire_split import result_bytes, split_dispatch
 
 D_MODEL = 4
@@ -96,3 +96,75 @@ def test_a_row_that_can_never_fit_is_named() -> None:
     pairs = np.array([0, 1, 1, 1], np.int32)
     with pytest.raises(WireError, match="row 1 with its 3 pairs"):
         split_dispatch(rows_of(2), pairs, pairs, D_MODEL, Limits(max_pairs=2))
+
+
+# Sums
+
+WIDE = 256
+
+
+def wide_rows(n_rows: int) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
+    return (np.arange(n_rows * 261) % 119).astype(np.uint8).reshape(n_rows, -1)
+
+
+def order_of(n_rows: int, n_pairs: int) -> SumOrder:
+    return SumOrder(np.arange(n_pairs, dtype=np.float32), np.arange(n_rows, dtype=np.int32))
+
+
+@given(
+    st.integers(1, 30).flatmap(
+        lambda n: st.tuples(st.just(n), st.lists(st.integers(0, n - 1), min_size=1, max_size=90))
+    ),
+    st.integers(1, 8),
+    st.integers(8, 60),
+    st.integers(1000, 20_000),
+)
+@settings(max_examples=150, deadline=None)
+def test_parts_for_sums_keep_rows_pairs_and_exponents_together(
+    shape: tuple[int, list[int]], max_rows: int, max_pairs: int, payload: int
+) -> None:
+    n_rows, named = shape
+    rows, pair_rows, order = wide_rows(n_rows), np.array(named, np.int32), order_of(n_rows, len(named))
+    pair_ids = np.arange(len(named), dtype=np.int32)
+    limits = Limits(payload, max_rows, max_pairs)
+    try:
+        parts = split_dispatch(rows, pair_rows, pair_ids, WIDE, limits, order)
+    except WireError:
+        most = int(np.bincount(pair_rows).max())
+        assert most > max_pairs or sums_bytes(1, WIDE) > payload or 261 + 4 + 12 * most > payload
+        return
+    seen, covered = np.zeros(len(named), int), np.zeros(n_rows, int)
+    for part in parts:
+        assert part.sums is not None
+        assert sums_bytes(len(part.rows), WIDE) <= payload
+        arrays = part.rows, part.pair_rows, part.pair_ids
+        encode(Dispatch(1, 0, RowFormat.KX1, WIDE, *arrays, ReplyType.F32, False, part.sums), limits)
+        own = slice(part.first_row, part.first_row + len(part.rows))
+        assert part.rows.tobytes() == rows[own].tobytes()
+        assert part.sums.exponents.tolist() == order.exponents[own].tolist()
+        assert part.sums.weights.tolist() == order.weights[part.pairs].tolist()
+        assert (part.pair_rows + part.first_row).tolist() == pair_rows[part.pairs].tolist()
+        assert part.cost(WIDE) == part.rows.nbytes + sums_bytes(len(part.rows), WIDE)
+        seen[part.pairs] += 1
+        covered[own] += 1
+    assert (seen == 1).all()
+    assert (covered[named] == 1).all()  # all pairs of a row are in one part, so that its sum comes whole
+
+
+def test_sums_are_one_part_where_their_outputs_would_be_many() -> None:
+    rows, pair_rows = wide_rows(6), np.repeat(np.arange(6, dtype=np.int32), 31)
+    limits = Limits(sums_bytes(6, WIDE), 6, 6 * 31)
+    (part,) = split_dispatch(rows, pair_rows, pair_rows, WIDE, limits, order_of(6, len(pair_rows)))
+    assert part.rows is rows
+    assert len(split_dispatch(rows, pair_rows, pair_rows, WIDE, Limits(31 * 1024, 6, 6 * 31))) == 6
+
+
+@pytest.mark.parametrize("pairs_of_row", [1, 31, 100])  # the answer is larger, then the request
+def test_limits_of_sums_hold_to_the_row_and_to_the_byte(pairs_of_row: int) -> None:
+    n_pairs = 6 * pairs_of_row
+    rows, pairs, order = wide_rows(6), np.repeat(np.arange(6, dtype=np.int32), pairs_of_row), order_of(6, n_pairs)
+    payload = max(6 * (261 + 4) + 12 * n_pairs, sums_bytes(6, WIDE))
+    assert len(split_dispatch(rows, pairs, pairs, WIDE, Limits(payload, 6, n_pairs), order)) == 1
+    for limits in (Limits(payload - 1, 6, n_pairs), Limits(payload, 5, n_pairs), Limits(payload, 6, n_pairs - 1)):
+        parts = split_dispatch(rows, pairs, pairs, WIDE, limits, order)
+        assert [len(part.rows) for part in parts] == [3, 3]

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import numpy as np
 
 from kvasir.kernels.api import RowFormat
-from kvasir.wire_frames import Dispatch, Fault, FaultCode, ReplyType, Result
-from kvasir.worker.compute import MAX_BATCH_BYTES, ComputeQueue, Job, compute_batch
+from kvasir.kernels.sums import sum_outputs
+from kvasir.wire_frames import Dispatch, Fault, FaultCode, ReplyType, Result, SumOrder, SumResult
+from kvasir.worker.compute import MAX_BATCH_BYTES, Answer, ComputeQueue, Job, compute_batch
 from tests.unit.fake_experts import D_MODEL, FakeExperts, expected
-
-Answer = Result | Fault
 
 
 def dispatch(
@@ -175,3 +175,59 @@ def test_f16_is_answered_only_where_it_was_asked_and_fits() -> None:
     assert all(isinstance(answer, Result) for answer in answers)
     assert [answer.outputs.dtype for answer in answers if isinstance(answer, Result)] == ["f4", "f2", "f4"]
     check(works[1], answers[1])
+
+
+# Sums
+
+
+def for_sums(work: Dispatch, exponent: int = -6) -> Dispatch:
+    """The same, but for sums: pair i has weight 1 / (i + 1)."""
+    weights = (1 / np.arange(1, len(work.pair_ids) + 1)).astype(np.float32)
+    return dataclasses.replace(work, sums=SumOrder(weights, np.full(len(work.rows), exponent, np.int32)))
+
+
+def check_sums(work: Dispatch, answer: Answer) -> None:
+    assert isinstance(answer, SumResult)
+    assert work.sums is not None
+    assert (answer.request, answer.layer, answer.n_pairs) == (work.request, work.layer, len(work.pair_ids))
+    outputs = expected(work.rows.view(np.float32), work.pair_rows, work.pair_ids)
+    wanted = sum_outputs(outputs, work.sums.weights, work.pair_rows, work.sums.exponents)
+    assert answer.sums.any()
+    assert answer.sums.tolist() == wanted.tolist()
+
+
+def test_sums_and_outputs_are_computed_together_each_in_its_own_form() -> None:
+    layer = FakeExperts(0)
+    works = [dispatch(1), for_sums(dispatch(2, n_rows=3)), dispatch(3, reply=ReplyType.F16), for_sums(dispatch(4))]
+    answers = compute_batch(layer, [Job("x", work, lambda _: None) for work in works])
+    assert layer.calls == [9]
+    check(works[0], answers[0])
+    check(works[2], answers[2])
+    for i in (1, 3):
+        check_sums(works[i], answers[i])
+
+
+def test_sums_never_need_more_outputs_at_once_than_a_batch_may_have() -> None:
+    async def test() -> None:
+        layer, row_bytes = FakeExperts(0), 4 * D_MODEL
+        work = for_sums(dispatch(1, n_rows=3))
+        pair_rows = np.repeat(np.arange(3, dtype=np.int32), 4)
+        work = dataclasses.replace(work, pair_rows=pair_rows, pair_ids=np.arange(12, dtype=np.int32) % 8)
+        work = for_sums(work)
+        desk = Desk(layer, max_batch_bytes=5 * row_bytes + row_bytes - 1)
+        desk.submit("a", work)
+        desk.queue.start()
+        await desk.all_answers()
+        assert layer.calls == [5, 5, 2]
+        check_sums(work, desk.answers[0][1])
+        desk.queue.stop()
+
+    run(test)
+
+
+def test_bad_rows_of_sums_fail_their_own_job_only() -> None:
+    works = [for_sums(dispatch(1)), for_sums(dispatch(2, value=np.nan)), for_sums(dispatch(3))]
+    answers = compute_batch(FakeExperts(0), [Job("x", work, lambda _: None) for work in works])
+    check_sums(works[0], answers[0])
+    check_sums(works[2], answers[2])
+    assert answers[1] == Fault(2, FaultCode.BAD_ROWS, "a row is not finite")

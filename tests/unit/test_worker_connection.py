@@ -25,9 +25,11 @@ from kvasir.wire_frames import (
     RefuseCode,
     Result,
     Role,
+    SumOrder,
+    SumResult,
     Welcome,
 )
-from kvasir.wire_header import HEADER, Limits
+from kvasir.wire_header import HEADER, Limits, sums_bytes
 from kvasir.wire_split import result_bytes
 from kvasir.worker.compute import ComputeQueue, Job
 from kvasir.worker.config import Deadlines
@@ -56,17 +58,23 @@ class Queue(ComputeQueue):
 
     def answer(self) -> None:
         job = self.jobs.pop(0)
-        outputs = np.zeros((job.n_pairs, D_MODEL), np.float32)
-        job.answer(Result(job.dispatch.request, job.dispatch.layer, outputs))
+        asked = job.dispatch
+        if asked.sums is not None:
+            sums = np.full((len(asked.rows), asked.d_model), 5, np.int32)
+            job.answer(SumResult(asked.request, asked.layer, job.n_pairs, sums))
+            return
+        job.answer(Result(asked.request, asked.layer, np.zeros((job.n_pairs, D_MODEL), np.float32)))
 
 
 class Worker:
     """A connection with everything around it; `socket` is its backbone's end."""
 
-    def __init__(self, loop: VirtualLoop, limits: Limits, says_hello: bool = True) -> None:
+    def __init__(
+        self, loop: VirtualLoop, limits: Limits, says_hello: bool = True, experts: FakeExperts | None = None
+    ) -> None:
         self.refusal_now: Refuse | None = None
         self.queue = Queue()
-        self.connection = Connection(Service(fake_holdings(FakeExperts(2)), self.queue, limits), self, 1)
+        self.connection = Connection(Service(fake_holdings(experts or FakeExperts(2)), self.queue, limits), self, 1)
         assert isinstance(self.connection.link, TcpLink)
         self.socket = Socket(self.connection.link, loop)
         if says_hello:
@@ -85,10 +93,13 @@ class Worker:
 
 
 def with_worker(
-    test: Callable[[Worker], Coroutine[Any, Any, None]], limits: Limits | None = None, says_hello: bool = True
+    test: Callable[[Worker], Coroutine[Any, Any, None]],
+    limits: Limits | None = None,
+    says_hello: bool = True,
+    experts: FakeExperts | None = None,
 ) -> None:
     async def main(loop: VirtualLoop) -> None:
-        await test(Worker(loop, limits or Limits(), says_hello))
+        await test(Worker(loop, limits or Limits(), says_hello, experts))
 
     run(main)
 
@@ -326,6 +337,99 @@ def test_announced_parts_do_not_wait_for_what_the_budget_keeps_out() -> None:
         assert [job.dispatch.request for job in worker.queue.jobs] == [1, 2]
 
     with_worker(test, Limits(max_inflight_bytes=2 * COST))
+
+
+# Sums
+
+
+class WideExperts(FakeExperts):
+    """Experts whose rows are wide enough for sums."""
+
+    d_model = 256
+
+
+def ask_sums(request: int = 1, named: tuple[int, ...] = (0,), n_rows: int = 1, **changes: Any) -> Dispatch:
+    """A dispatch for sums; `named` are the rows of its pairs."""
+    pairs = np.array(named, np.int32)
+    values: dict[str, Any] = {
+        "weights": np.ones(len(pairs), np.float32), "exponents": np.zeros(n_rows, np.int32), "pair_rows": pairs,
+        "pair_ids": np.arange(len(pairs), dtype=np.int32) % 8, "has_more": False, "layer": 2, **changes,
+    }  # fmt: skip
+    order = SumOrder(values.pop("weights"), values.pop("exponents"))
+    rows = np.zeros((n_rows, 4 * WideExperts.d_model), np.uint8)
+    return Dispatch(request, row_format=RowFormat.F32, d_model=WideExperts.d_model, rows=rows, sums=order, **values)
+
+
+def test_a_dispatch_for_sums_is_answered_with_sums() -> None:
+    async def test(worker: Worker) -> None:
+        worker.socket.send(ask_sums(7, named=(0, 2, 2), n_rows=3))
+        worker.queue.answer()
+        assert isinstance(worker.said, SumResult)
+        assert (worker.said.request, worker.said.layer, worker.said.n_pairs) == (7, 2, 3)
+        assert worker.said.sums.tolist() == [[5] * 256] * 3
+        assert not worker.connection.owes
+
+    with_worker(test, experts=WideExperts(2))
+
+
+@pytest.mark.parametrize(
+    ("dispatch", "code", "message"),
+    [
+        (ask_sums(weights=np.array([np.nan], np.float32)), FaultCode.BAD_ROWS, "weight 0 is not finite"),
+        (ask_sums(weights=np.array([-np.inf], np.float32)), FaultCode.BAD_ROWS, "weight 0 is not finite"),
+        (ask_sums(exponents=np.array([-181], np.int32)), FaultCode.BAD_ROWS, "-181 to -181; -180 to 127 is right"),
+        (ask_sums(exponents=np.array([128], np.int32)), FaultCode.BAD_ROWS, "128 to 128"),
+        (ask_sums(named=(0,) * 32), FaultCode.BAD_ROWS, "a row has 32 pairs; sums hold at most 31"),
+        (ask_sums(pair_ids=np.array([8], np.int32)), FaultCode.BAD_IDS, "local id 8"),
+        (ask_sums(named=(1,)), FaultCode.BAD_IDS, "row number 1"),
+        (ask_sums(named=(-1,)), FaultCode.BAD_IDS, "row number 4294967295"),
+        (ask_sums(layer=3), FaultCode.UNKNOWN_LAYER, "layer 3"),
+    ],
+)
+def test_sums_that_nobody_can_compute_are_refused(dispatch: Dispatch, code: FaultCode, message: str) -> None:
+    async def test(worker: Worker) -> None:
+        worker.socket.send(dispatch)
+        assert isinstance(worker.said, Fault)
+        assert (worker.said.request, worker.said.code) == (1, code)
+        assert message in worker.said.message
+        assert worker.queue.jobs == []
+        worker.socket.send(ask_sums(2, named=(0,) * 31))
+        assert len(worker.queue.jobs) == 1
+
+    with_worker(test, experts=WideExperts(2))
+
+
+@pytest.mark.parametrize(
+    ("limits", "is_taken"),
+    [
+        (Limits(sums_bytes(2, 256), 2, 5), True),
+        (Limits(sums_bytes(2, 256) - 1, 2, 5), False),
+        (Limits(sums_bytes(2, 256), 1, 5), False),
+        (Limits(sums_bytes(2, 256), 2, 4), False),
+    ],
+)
+def test_sums_that_may_be_over_the_backbones_limits_are_not_computed(limits: Limits, is_taken: bool) -> None:
+    async def test(worker: Worker) -> None:
+        worker.socket.send(Hello(Role.BACKBONE, MODEL, KERNEL, "fake", limits))
+        worker.socket.send(ask_sums(1, named=(0, 1, 1, 1, 0), n_rows=2))
+        assert len(worker.queue.jobs) == is_taken
+        if not is_taken:
+            assert isinstance(worker.said, Fault)
+            assert worker.said.code is FaultCode.TOO_LARGE
+
+    with_worker(test, says_hello=False, experts=WideExperts(2))
+
+
+@pytest.mark.parametrize(("spare", "n_taken"), [(0, 2), (-1, 1)])
+def test_sums_count_as_under_way_with_the_most_that_they_may_have(spare: int, n_taken: int) -> None:
+    async def test(worker: Worker) -> None:
+        worker.socket.send(*(ask_sums(i, named=(0,) * 31) for i in range(1, 4)))
+        assert [job.dispatch.request for job in worker.queue.jobs] == list(range(1, n_taken + 1))
+        for _ in range(3):
+            worker.queue.answer()
+        assert [frame.request for frame in worker.socket.frames if isinstance(frame, SumResult)] == [1, 2, 3]
+
+    with_worker(test, Limits(max_inflight_bytes=2 * (1024 + sums_bytes(1, 256)) + spare), experts=WideExperts(2))
 
 
 # The watch
