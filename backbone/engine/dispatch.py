@@ -146,7 +146,7 @@ class ExpertDispatcher:
         self._n_calls += 1
         live, coverage = taking_part(self._usable(), job.measured, self._n_calls), self._transport.coverage()
         measured = with_probe(live, job.measured, self._n_calls)
-        placement = place(layer, job.expert_ids, coverage, live, measured)
+        placement = place(layer, job.expert_ids, coverage, live, measured, turn=self._n_calls)
         attempts = [self._ask(job, batch, coverage) for batch in placement.batches]
         return self._collect(job, attempts, placement.fallback_slots)
 

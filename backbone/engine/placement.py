@@ -14,11 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from backbone.engine.measured import Measured
-from backbone.engine.replica_choice import least_expected
+from backbone.engine.replica_choice import least_expected, sooner_of_two
 from kvasir.experts import ExpertRange
 
 IntArray = npt.NDArray[np.int32]
 NOT_MEASURED: Mapping[str, Measured] = {}
+NO_SLOTS: IntArray = np.zeros(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,7 @@ class Placement:
     """Everything that is to be computed in one layer: by workers, and by the backbone's own replica."""
 
     batches: tuple[DispatchBatch, ...]
+    hot_slots: IntArray  # [n_pairs] flat indices of experts that are to be computed here
     fallback_slots: IntArray  # [n_pairs] flat indices that no live worker holds
 
 
@@ -77,25 +79,31 @@ def place(
     coverage: CoverageSnapshot,
     live: Collection[str],
     measured: Mapping[str, Measured] = NOT_MEASURED,
+    *,
+    hot: Collection[int] = frozenset(),
+    turn: int = 0,
 ) -> Placement:
-    """Assign every routed pair of a layer; expert_ids [T, n_used].
+    """Assign every routed pair of a layer; expert_ids [T, n_used]. `hot` experts go to no worker.
 
-    All pairs of an expert go to one replica, so that its weights are read once; among replicas the one that is
-    expected to answer first wins, what it was given in this layer included, then the smallest worker id. Without
-    measurements that is the one with the fewest pairs. Busy experts are placed first.
+    All pairs of an expert go to one replica, so that its weights are read once; of two replicas, which its number and
+    the `turn` draw, the one that is expected to answer first wins, what it was given in this layer included, then
+    the smallest worker id. Without measurements that is the one with the fewest pairs of all. Busy experts are placed
+    first.
     """
     flat: list[int] = expert_ids.reshape(-1).tolist()
-    if not live:
-        return Placement((), np.arange(len(flat), dtype=np.int32))
+    if not live and not hot:
+        return Placement((), NO_SLOTS, np.arange(len(flat), dtype=np.int32))
     owner: dict[int, Replica] = {}
     load: dict[str, int] = {}
     for expert_id, n_pairs in sorted(Counter(flat).items(), key=lambda item: (-item[1], item[0])):
+        if expert_id in hot:
+            continue
         choices = {r.worker_id: r for r in coverage.replicas.get((layer, expert_id), ()) if r.worker_id in live}
         if choices:
-            chosen = choices[least_expected(choices, load, measured, n_pairs)]
+            chosen = choices[sooner_of_two(choices, load, measured, n_pairs, (layer, expert_id, turn))]
             owner[expert_id] = chosen
             load[chosen.worker_id] = load.get(chosen.worker_id, 0) + n_pairs
-    return _group(flat, expert_ids.shape[1], owner)
+    return _group(flat, expert_ids.shape[1], owner, hot)
 
 
 def place_again(
@@ -124,12 +132,15 @@ def place_again(
     return DispatchBatch(chosen, batch.rows, batch.pair_rows, pair_ids, batch.pair_slots)
 
 
-def _group(expert_ids: Sequence[int], n_used: int, owner: Mapping[int, Replica]) -> Placement:
+def _group(expert_ids: Sequence[int], n_used: int, owner: Mapping[int, Replica], hot: Collection[int]) -> Placement:
     """Pairs by worker, ascending by row and selection: a frame's layout is a function of its content."""
+    computed_here: list[int] = []
     fallback: list[int] = []
     slots: dict[str, list[int]] = {}
     slots_of_expert = {
-        expert_id: slots.setdefault(owner[expert_id].worker_id, []) if expert_id in owner else fallback
+        expert_id: slots.setdefault(owner[expert_id].worker_id, [])
+        if expert_id in owner
+        else (computed_here if expert_id in hot else fallback)
         for expert_id in set(expert_ids)
     }
     for slot, expert_id in enumerate(expert_ids):
@@ -138,7 +149,7 @@ def _group(expert_ids: Sequence[int], n_used: int, owner: Mapping[int, Replica])
         _batch(worker_id, slots[worker_id], n_used, [owner[expert_ids[slot]].local_id for slot in slots[worker_id]])
         for worker_id in sorted(slots)
     ]
-    return Placement(tuple(batches), np.array(fallback, np.int32))
+    return Placement(tuple(batches), np.array(computed_here, np.int32), np.array(fallback, np.int32))
 
 
 def _batch(worker_id: str, slots: Sequence[int], n_used: int, local_ids: Sequence[int]) -> DispatchBatch:

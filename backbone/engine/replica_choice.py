@@ -31,6 +31,27 @@ def least_expected(
     return min(worker_ids, key=rank)
 
 
+def sooner_of_two(
+    worker_ids: Iterable[str],
+    load: Mapping[str, int],
+    measured: Mapping[str, Measured],
+    n_pairs: int,
+    call: tuple[int, int, int],
+) -> str:
+    """Of two workers drawn by the call (layer, expert, turn) the one that would answer first; see `least_expected`.
+
+    Measurements are a little old, and other backbones have theirs: who always takes the best of all meets everybody
+    there. One that was not measured yet is always drawn beside the two, so that new and probed workers get their turn.
+    """
+    names = sorted(worker_ids)
+    if len(names) > 2:
+        draw = _mixed(call)
+        first, second = draw % len(names), draw // len(names) % (len(names) - 1)
+        drawn = {names[first], names[second + (second >= first)]}
+        names = [name for name in names if name in drawn or measured.get(name, UNMEASURED).n_answers == 0]
+    return least_expected(names, load, measured, n_pairs)
+
+
 def taking_part(live: Collection[str], measured: Mapping[str, Measured], turn: int) -> Collection[str]:
     """The live workers that may be given work in layer call number `turn`.
 
@@ -56,3 +77,13 @@ def with_probe(live: Collection[str], measured: Mapping[str, Measured], turn: in
 def _turn_of(worker_id: str, turn: int) -> float:
     """A number from 0 to 1 that walks evenly through the turns, another way for each worker."""
     return (turn * GOLDEN + zlib.crc32(worker_id.encode()) / 2**32) % 1.0
+
+
+def _mixed(numbers: Iterable[int]) -> int:
+    """A number of 32 bits that looks random, the same for the same numbers."""
+    mixed = 0
+    for number in numbers:
+        mixed = (mixed ^ number) * 0x9E3779B1 & 0xFFFFFFFF
+        mixed = (mixed ^ mixed >> 15) * 0x85EBCA6B & 0xFFFFFFFF
+        mixed ^= mixed >> 13
+    return mixed

@@ -49,6 +49,16 @@ def test_replicas_share_the_load_and_an_expert_is_never_split() -> None:
     assert {b.worker_id: len(b.pair_slots) for b in placement.batches} == {"a": 3, "b": 3}
 
 
+def test_hot_experts_go_to_no_worker() -> None:
+    coverage = snapshot(a=[ExpertRange(0, 0, 8)])
+    placement = place(0, ids([0, 9], [3, 0]), coverage, {"a"}, hot={0, 5})
+    assert placement.hot_slots.tolist() == [0, 3]
+    assert [batch.pair_slots.tolist() for batch in placement.batches] == [[2]]
+    assert placement.fallback_slots.tolist() == [1]
+    nobody = place(0, ids([0, 9], [3, 0]), coverage, set(), hot={0})
+    assert (nobody.hot_slots.tolist(), nobody.fallback_slots.tolist()) == ([0, 3], [1, 2])
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     n_rows=st.integers(1, 20),

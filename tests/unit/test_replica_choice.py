@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import Future
 
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from backbone.engine.deadlines import DeadlineRule, patience_s
 from backbone.engine.measured import MAX_COUNT, Measured, RatioHistogram
 from backbone.engine.placement import CoverageSnapshot, place, place_again
-from backbone.engine.replica_choice import PROBE_EVERY, least_expected, taking_part, with_probe
+from backbone.engine.replica_choice import PROBE_EVERY, least_expected, sooner_of_two, taking_part, with_probe
 from backbone.engine.worker_health import FIRST_SHARE, Health
 from backbone.engine.worker_meter import WorkerMeter
 from kvasir.experts import ExpertRange
@@ -183,3 +184,56 @@ def test_an_answer_that_is_there_before_anyone_waits_is_timed_from_its_dispatch(
     done.set_result(1)
     done.add_done_callback(stop)
     assert meter.measured.base_s == 0.25
+
+
+MANY = [f"w{number:02}" for number in range(12)]
+
+
+def herd(choose: Callable[[int, int, dict[str, Measured]], str], n_backbones: int = 16) -> Counter[str]:
+    """Whom backbones ask at one moment, each an expert that all hold, by measurements that are a little old."""
+    rng = np.random.default_rng(7)
+    measured = {name: Measured(base_s=float(rng.uniform(0.010, 0.012)), n_answers=99) for name in MANY}
+    return Counter(choose(expert, backbone, measured) for backbone in range(n_backbones) for expert in range(12))
+
+
+def test_two_choices_spread_the_load_of_backbones_that_know_the_same() -> None:
+    best = herd(lambda expert, turn, measured: least_expected(MANY, {}, measured, 4))
+    of_two = herd(lambda expert, turn, measured: sooner_of_two(MANY, {}, measured, 4, (0, expert, turn)))
+    assert len(best) == 1
+    assert len(of_two) >= len(MANY) - 1  # the one that is last in every draw may have none
+    assert max(of_two.values()) < 3 * sum(of_two.values()) / len(MANY)
+
+
+def test_the_sooner_of_two_is_never_the_last_of_all() -> None:
+    measured = {name: Measured(base_s=0.01, n_answers=99) for name in MANY} | {
+        "w05": Measured(base_s=2.0, n_answers=99)
+    }
+    chosen = Counter(sooner_of_two(MANY, {}, measured, 1, (layer, 3, 8)) for layer in range(2000))
+    assert chosen["w05"] == 0
+    assert all(chosen[name] for name in MANY if name != "w05")  # the last of the equals wins against it alone
+
+
+def test_draws_depend_on_layer_expert_and_turn_alone() -> None:
+    measured = {name: Measured(base_s=0.01, n_answers=99) for name in MANY}
+
+    def chosen(*call: int) -> str:
+        assert len(call) == 3
+        first = sooner_of_two(MANY, {}, measured, 1, call)
+        assert first == sooner_of_two(MANY[::-1], {}, measured, 1, call)
+        return first
+
+    for axis in range(3):
+        assert len({chosen(*(number if at == axis else 5 for at in range(3))) for number in range(64)}) > 6
+
+
+@pytest.mark.parametrize("n_layer", [6, 48])
+def test_a_probed_worker_is_drawn_however_many_hold_the_expert(n_layer: int) -> None:
+    coverage = CoverageSnapshot.build({name: [ExpertRange(layer, 0, 8) for layer in range(n_layer)] for name in MANY})
+    measured = {name: Measured(base_s=0.01, n_answers=99) for name in MANY}
+    ids = np.asarray([[0, 1, 2, 3]], np.int32)
+    for number in range(1, 40):
+        turn = number * PROBE_EVERY
+        seen = with_probe(MANY, measured, turn)
+        (probed,) = (name for name in MANY if seen[name].n_answers == 0)
+        batches = place(turn % n_layer, ids, coverage, MANY, seen, turn=turn).batches
+        assert probed in {batch.worker_id for batch in batches}
