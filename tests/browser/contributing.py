@@ -38,6 +38,7 @@ TAP = """(() => {
             this.addEventListener("message", ({ data }) => {
                 if (data.type !== "state") return;
                 window.contribution = data.state;
+                window.nStates = (window.nStates ?? 0) + 1;
                 (window.phases ??= []).push(data.state.phase);
             });
         }
@@ -126,12 +127,22 @@ async def serving(page: Page) -> None:
     await wait_until(page, WAS_TESTED, 2 * DEADLINE_S)
 
 
+async def counted(page: Page | Tab) -> None:
+    """Until all that was computed by now is in the published figures: they come once a second."""
+    seen = int(await page.evaluate("nStates"))
+    if isinstance(page, Tab):
+        await page.wait_until(f"nStates > {seen + 2}")
+    else:
+        await wait_until(page, f"nStates > {seen + 2}")
+
+
 async def answers_alike(site: Site, page: Page | Tab, seed: int, state: str = "contribution") -> int:
     """Ask until the tab has computed a part; every text must be the in-process one. Returns its row-experts.
 
     `state` is where the page keeps what its worker published.
     """
     count = f"{state}.served.nRowExperts"
+    await counted(page)
     before = int(await page.evaluate(count))
     expected = await site.alone(seed)
     until = time.monotonic() + 2 * DEADLINE_S

@@ -5,6 +5,7 @@ The answers that it takes part in are bit for bit those of one process, by WebAs
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
 import pytest
@@ -15,6 +16,7 @@ from tests.browser.contributing import (
     Site,
     answers_alike,
     contribute,
+    counted,
     half_served_site,
     open_contribute,
     serving,
@@ -57,9 +59,11 @@ def test_a_reload_resumes_without_another_download_and_leaving_ends_it(site: Sit
         assert [url for url in asked if "/api/slices/" in url] == []
         assert await page.evaluate("contribution.identity.nodeId") == node
         assert await answers_alike(site, page, seed=21) > 0
+        asking = [asyncio.create_task(site.ask(seed, 100)) for seed in (22, 23)]
         await page.click("#leave")
         await page.click("#leave-keep")
         await wait_until(page, "contribution.phase === 'idle'")
+        assert await asyncio.gather(*asking) == [await site.alone(22, 100), await site.alone(23, 100)]
         await page.reload()
         await wait_until(page, "window.contribution?.device")
         assert await page.evaluate("contribution.phase") == "idle"  # who left is not started again
@@ -76,8 +80,10 @@ def test_a_paused_tab_is_given_no_work_at_once_and_none_is_lost(site: Site) -> N
         assert await page.evaluate("contribution.pauseReason") == "visitor"
         expected = await site.alone(32)
         assert await site.ask(32) == expected
+        await counted(page)
         before = await page.evaluate("contribution.served.nRowExperts")
         assert await site.ask(32) == expected
+        await counted(page)
         assert await page.evaluate("contribution.served.nRowExperts") == before
         await page.click("#resume")
         await wait_until(page, IS_SERVING)

@@ -6,10 +6,10 @@ Answers stay bit for bit those of one process all the while, and the tab comes b
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Iterator
 
 import pytest
+from playwright.async_api import Route
 
 from tests.browser.chromium import DEADLINE_S, SCENARIO_S, Chromium, browse, wait_until
 from tests.browser.contributing import (
@@ -26,9 +26,7 @@ from tests.swarm.cutting_proxy import CuttingProxy
 
 NETWORK = r"net::ERR_|WebSocket|Failed to load resource"  # what Chromium itself writes when a connection breaks
 NOBODY = ("127.0.0.1", 9)  # a port where nothing listens
-IS_PARTIAL = (
-    "contribution.download?.doneBytes > 0 && contribution.download.doneBytes < contribution.download.totalBytes"
-)
+SLICES = "/api/slices/"
 CUT_BYTES = 300_000  # below a slice of this model
 
 
@@ -56,26 +54,31 @@ def test_a_cut_network_loses_no_answer_and_the_tab_comes_back(site: Site) -> Non
 
 def test_a_download_that_is_cut_goes_on_where_it_was_even_after_a_reload(site: Site) -> None:
     async def scenario(browser: Chromium) -> None:
-        async with CuttingProxy(("127.0.0.1", site.service.port)) as proxy:
-            page = await open_contribute(browser, proxy.url)
-            ranges: list[str] = []
-            browser.context.on(
-                "request", lambda r: ranges.append(r.headers["range"]) if "/api/slices/" in r.url else None
-            )
-            proxy.cuts = itertools.repeat(CUT_BYTES)
-            proxy.break_all()
-            await page.click("#start")
-            await wait_until(page, IS_PARTIAL)
-            proxy.cuts = iter(())
-            n_before = len(ranges)
-            await page.reload()
-            await wait_until(page, "window.contribution")
-            await serving(page)
-            assert ranges[0].startswith("bytes=0-")
-            assert not ranges[n_before].startswith("bytes=0-"), ranges
-            total = await page.evaluate("contribution.ranges.reduce((sum, range) => sum + range.nBytes, 0)")
-            assert 0 < await page.evaluate("contribution.storage.downloadedBytes") < total
-            assert await answers_alike(site, page, seed=51) > 0
+        page = await open_contribute(browser, site.url)
+        ranges: list[str] = []
+
+        async def cut_first_then_none(route: Route) -> None:
+            if len(ranges) > 1:
+                await route.abort()
+                return
+            answer = await route.fetch()
+            headers = {name: value for name, value in answer.headers.items() if name != "content-length"}
+            await route.fulfill(status=answer.status, headers=headers, body=(await answer.body())[:CUT_BYTES])
+
+        browser.context.on("request", lambda r: ranges.append(r.headers["range"]) if SLICES in r.url else None)
+        await browser.context.route(f"**{SLICES}**", cut_first_then_none)
+        await page.click("#start")
+        await wait_until(page, f"contribution.download?.doneBytes === {CUT_BYTES}")
+        n_before = len(ranges)
+        await browser.context.unroute_all(behavior="wait")
+        await page.reload()
+        await wait_until(page, "window.contribution")
+        await serving(page)
+        assert ranges[0].startswith("bytes=0-")
+        assert ranges[n_before].startswith(f"bytes={CUT_BYTES}-"), ranges
+        total = await page.evaluate("contribution.ranges.reduce((sum, range) => sum + range.nBytes, 0)")
+        assert 0 < await page.evaluate("contribution.storage.downloadedBytes") < total
+        assert await answers_alike(site, page, seed=51) > 0
 
     browse(scenario, forgiven=[NETWORK])
 
@@ -99,7 +102,11 @@ async def start_in(tab: Tab) -> None:
     """Make a tab contribute without the page's buttons: this browser has no tap on the page's worker."""
     await tab.wait_until("location.protocol === 'http:' && document.readyState === 'complete'")
     await tab.evaluate(
-        "import('/static/kvasir/worker/worker_client.js').then((m) => { window.client = new m.ContributionClient(); })"
+        "import('/static/kvasir/worker/worker_client.js').then((m) => {"
+        " window.client = new m.ContributionClient();"
+        " window.nStates = 0;"
+        " client.subscribe(() => { window.nStates += 1; });"
+        " })"
     )
     await tab.wait_until("client.state.device")
     await tab.evaluate("client.start({ budgetBytes: 300e6 })")
