@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
 from kvasir.gguf_index import GGUFIndex
 from kvasir.manifest import Manifest
 from kvasir.model_card import ModelCard
+from kvasir.slice_file import SliceFile
+from kvasir.slices import parse_ranges, plan_slice
 from relay.slice_manifests import manifest_answer
 from relay.slice_planning import SliceShelf
 from tests.browser.node_tests import run_node_tests
+from tests.unit.moe_files import ModelSpec, write_model
 
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "models" / "kvasir-demo-moe.q4_k_m.gguf"
 EXPERTS = "0:0-2,2:4-6,2:9-10"
@@ -44,6 +48,43 @@ def write_slice(directory: Path) -> None:
 def test_the_slice_store(tmp_path: Path) -> None:
     write_slice(tmp_path)
     run_node_tests("slice_store.test.mjs", 14, environment={"SLICE": str(tmp_path)})
+
+
+LAYOUTS = {
+    "plain": ModelSpec(),
+    "fused": ModelSpec(is_fused=True),
+    "biased": ModelSpec(has_bias=True),
+    "fused_biased": ModelSpec(is_fused=True, has_bias=True),
+}
+
+
+def write_layout(directory: Path, name: str) -> None:
+    """A slice of a small model in this layout, and digests of its experts' matrices as Python reads them."""
+    model = write_model(directory / f"{name}-model.gguf", LAYOUTS[name])
+    path = directory / f"{name}.gguf"
+    with GGUFIndex.open(model) as index:
+        card = ModelCard.from_index(index)
+        plan = plan_slice(index, card, parse_ranges("0:1-3,2:0-1,2:4-6"))
+        path.write_bytes(b"".join(plan.read()))
+    with SliceFile.open(path) as held:
+        digests = Manifest.of_slice(held).experts
+        found = []
+        for key in sorted(digests):
+            experts, local_id = held.layers[key.layer], held.local_id(key.layer, key.expert)
+            stacks = {"gate": experts.gate, "up": experts.up, "down": experts.down}
+            found.append(
+                {"key": f"{key.layer}/{key.expert}", "all": digests[key].sha256, "has_bias": experts.has_bias}
+                | {role: hashlib.sha256(stack.data[local_id]).hexdigest() for role, stack in stacks.items()}
+                | {"types": [stack.quant_type.name for stack in stacks.values()]}
+            )
+        content = {"fingerprint": held.model_fingerprint, "experts": found}
+    (directory / f"{name}.json").write_text(json.dumps(content))
+
+
+def test_where_experts_lie_in_every_layout(tmp_path: Path) -> None:
+    for name in LAYOUTS:
+        write_layout(tmp_path, name)
+    run_node_tests("slice_layouts.test.mjs", len(LAYOUTS), environment={"LAYOUTS": str(tmp_path)})
 
 
 def test_the_agent_of_a_tab() -> None:
