@@ -7,6 +7,7 @@ from django.urls import URLPattern, URLResolver, include, path
 
 from backbone import api_docs, api_health
 from backbone.api import api
+from frontend import views_sign_in
 from market import operator_views
 from market.api import api as market_api
 
@@ -18,6 +19,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("healthz", api_health.healthz),
     path("readyz", api_health.readyz),
     path("metrics", api_health.metrics),
+    path("admin/login/", views_sign_in.page),
     path("admin/", admin.site.urls),
     path("operator/nodes/<str:node_id>/revoke", operator_views.revoke, name="operator_revoke"),
     path("operator/nodes/<str:node_id>/release", operator_views.release, name="operator_release"),
