@@ -43,11 +43,13 @@ function Contribute({ client }) {
         if (keys.signedIn) await keepOwnKey(keys); // signed in on the rewards page: the node is then that account's
         client.start(keys.signedIn ? { ...options, accountKey: keys.signedIn } : options);
     };
-    const mayStart = state.phase === "idle" || state.phase === "failed";
+    const needsReload = state.problem?.code === "reload_needed";
+    const mayStart = !needsReload && (state.phase === "idle" || state.phase === "failed");
     return html`<div class="contribute">
         <div>
             ${(state.phase !== "idle" || state.problem) && html`<${Now} state=${state} />`}
             ${isRunning && html`<${Controls} state=${state} client=${client} />`}
+            ${needsReload && html`<p><button type="button" id="reload" onClick=${() => location.reload()}>${gettext("Reload the page")}</button></p>`}
             ${mayStart && html`<${Consent} state=${state} onStart=${start} />`}
             ${isRunning && html`<${Figures} state=${state} />`}
             ${isRunning && html`<p class="muted">${gettext("Keep this tab open: it works in the background too. Other pages open beside it.")}</p>`}

@@ -54,14 +54,12 @@ export function Controls({ state, client }) {
     const isPaused = state.phase === "paused";
     const isLeaving = state.phase === "leaving";
     if (isAsking && !isLeaving) return html`<${LeaveQuestion} client=${client} onDone=${() => setAsking(false)} />`;
-    const needsReload = state.problem?.code === "reload_needed";
     return html`<div class="row controls">
         ${isPaused && state.pauseReason === "visitor"
             ? html`<button type="button" id="resume" onClick=${() => client.resume()}>${gettext("Go on")}</button>`
             : html`<button type="button" id="pause" class="secondary" disabled=${state.phase !== "working"}
                 onClick=${() => client.pause()}>${gettext("Pause")}</button>`}
         <button type="button" id="leave" class="secondary" disabled=${isLeaving} onClick=${() => setAsking(true)}>${gettext("Leave")}</button>
-        ${needsReload && html`<button type="button" onClick=${() => location.reload()}>${gettext("Reload the page")}</button>`}
     </div>`;
 }
 
