@@ -18,9 +18,10 @@ import pytest
 
 from kvasir.errors import EdgeError
 from kvasir.kernels.api import RowFormat
+from kvasir.kernels.sums import sum_outputs
 from kvasir.relay_edge import RelayEdge, RelayEdges
 from kvasir.relay_records import RECORD_BYTES
-from kvasir.wire_frames import Hello, ReplyType, Role
+from kvasir.wire_frames import Hello, ReplyType, Role, SumOrder
 from kvasir.wire_header import HEADER_BYTES, encoded_row_bytes
 from tests.swarm.cutting_proxy import CuttingProxy
 from tests.swarm.relay_process import KERNEL, MODEL, RelayProcess, sandbox
@@ -82,6 +83,21 @@ async def exchange(edge: RelayEdge, n_rows: int, n_pairs: int, *, layer: int = 2
     return edge.bytes_sent - before - RECORD_BYTES
 
 
+async def exchange_sums(edge: RelayEdge, n_rows: int, pairs_of_row: int, *, layer: int = 2) -> int:
+    """Dispatch for sums and compare; returns the bytes of the answers that came back."""
+    rows, _, pair_ids = asked(n_rows, n_rows * pairs_of_row, layer)
+    pair_rows = np.repeat(np.arange(n_rows, dtype=np.int32), pairs_of_row)
+    chance = np.random.default_rng(n_rows)
+    weights = (chance.random(len(pair_rows)) * 2.0 ** chance.integers(-20, 1, len(pair_rows))).astype(np.float32)
+    order = SumOrder(weights, chance.integers(-12, 8, n_rows, np.int32))
+    before = edge.bytes_received
+    sums = await edge.dispatch_sums(layer, rows, RowFormat.KX1, pair_rows, pair_ids, order, PATIENCE_S)
+    wanted = sum_outputs(expected(rows, pair_rows, pair_ids, layer), weights, pair_rows, order.exponents)
+    assert sums.any()
+    assert sums.tobytes() == wanted.tobytes()
+    return edge.bytes_received - before
+
+
 def shape_of(payload_bytes: int) -> tuple[int, int]:
     """Rows and pairs of a dispatch with a payload of exactly that many bytes."""
     n_rows = (payload_bytes - 8) // ROW_BYTES
@@ -112,6 +128,18 @@ def test_answers_of_every_size_come_back_whole_in_either_type(relay: RelayProces
                 await exchange(edge, 3, n_pairs)
                 await exchange(edge, 3, n_pairs, is_f16=True)
             await exchange(edge, 300, 4000)  # more than a frame holds: split, and put together again
+
+    asyncio.run(scenario())
+
+
+def test_sums_are_those_of_the_native_worker_to_the_bit(relay: RelayProcess, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with TabProcess(relay, tmp_path / "errors"), backbone(relay) as opened:
+            edge = await next_edge(opened)
+            for n_rows, pairs_of_row in ((1, 1), (1, 31), (40, 8), (900, 3), (2000, 2)):  # the last in several frames
+                n_bytes = await exchange_sums(edge, n_rows, pairs_of_row)
+                assert n_bytes < n_rows * (4 * D_MODEL + D_MODEL // 256) + 4096
+            await asyncio.gather(*(exchange_sums(edge, 1 + n, 4, layer=2) for n in range(12)), exchange(edge, 3, 20))
 
     asyncio.run(scenario())
 

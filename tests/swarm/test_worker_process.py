@@ -27,7 +27,7 @@ from kvasir.model_card import ModelCard
 from kvasir.slices import plan_slice, write_slice
 from kvasir.wire import decode, encode, join
 from kvasir.wire_frames import Dispatch, Fault, FaultCode, Hello, Ping, Refuse, RefuseCode, ReplyType, Role, f16_reply
-from kvasir.wire_header import HEADER, HEADER_BYTES, Limits
+from kvasir.wire_header import FLAG_REPLY_F16, FLAG_SUMS, HEADER, HEADER_BYTES, Limits
 from kvasir.worker.holdings import Holdings, open_holdings
 from tests.swarm.worker_process import DEADLINE_S, ROOT, WorkerProcess, worker_process
 
@@ -251,7 +251,7 @@ STRANGERS: dict[str, Callable[[Holdings], bytes]] = {
     "http": lambda _: b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" + bytes(8),
     "zeros": lambda _: bytes(5000),
     "random": lambda _: np.random.default_rng(1).bytes(100_000),
-    "other version": lambda held: join(encode(hello(held)))[:4] + b"\x02" + join(encode(hello(held)))[5:],
+    "other version": lambda held: join(encode(hello(held)))[:4] + b"\x01" + join(encode(hello(held)))[5:],
     "wrong magic": lambda held: b"kvsr" + join(encode(hello(held)))[4:],
     "worker's role": lambda held: join(encode(hello(held, role=Role.WORKER))),
     "no hello but a ping": lambda _: join(encode(Ping(1))),
@@ -272,7 +272,9 @@ KNOWN: dict[str, Callable[[Holdings], bytes]] = {
     "unknown dtype": lambda held: frame(held, dtype=7),
     "f16 rows": lambda held: frame(held, dtype=3),
     "unknown flag": lambda held: frame(held, flags=0x80),
-    "another version in mid-stream": lambda held: frame(held, version=2),
+    "sums without weights": lambda held: frame(held, flags=FLAG_SUMS),
+    "sums in f16": lambda held: frame(held, flags=FLAG_SUMS | FLAG_REPLY_F16),
+    "another version in mid-stream": lambda held: frame(held, version=1),
     "hello again": lambda held: join(encode(hello(held))),
     "a fault": lambda _: join(encode(Fault(1, FaultCode.BAD_IDS, ""))),
 }
