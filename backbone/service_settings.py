@@ -24,7 +24,7 @@ class ServiceSettings:
     n_ctx: int | None = None  # None: the model's, at most 4096
     max_waiting: int = 64
     step_rows: int = 256
-    n_groups: int = 1  # micro-batches in flight
+    n_groups: int | None = None  # micro-batches in flight; None: by what is measured
     n_threads: int | None = None
     dense: str = "kx1"
     kernel: str = "auto"

@@ -35,7 +35,7 @@ def service_settings(
         n_ctx=env_int("KVASIR_CTX", 0, 0, 1 << 24, environ) or None,
         max_waiting=env_int("KVASIR_MAX_WAITING", 64, 0, 4096, environ),
         step_rows=env_int("KVASIR_STEP_ROWS", 256, 1, 65536, environ),
-        n_groups=env_int("KVASIR_GROUPS", 1, 1, 64, environ),
+        n_groups=_groups(environ),
         n_traced_tokens=env_int("KVASIR_TRACE_TOKENS", 64, 0, 1024, environ),
         n_threads=env_int("KVASIR_THREADS", 0, 0, 4096, environ) or None,
         dense=_choice("KVASIR_DENSE", environ),
@@ -53,6 +53,11 @@ def service_settings(
         stop_s=env_float("KVASIR_STOP_S", 20.0, 0.0, 3600.0, environ),
         stall_s=env_float("KVASIR_STALL_S", 300.0, 1.0, 86400.0, environ),
     )
+
+
+def _groups(environ: Mapping[str, str]) -> int | None:
+    is_auto = environ.get("KVASIR_GROUPS", "auto").strip() in ("", "auto")
+    return None if is_auto else env_int("KVASIR_GROUPS", 1, 1, 64, environ)
 
 
 def _size(name: str, text: str) -> int:

@@ -23,6 +23,7 @@ from backbone.engine.guard import WorkGuard
 from backbone.engine.hedging import LATE, Attempt, HedgeCounters, first_heard, listen
 from backbone.engine.layer_call import CallFacts, LayerCall, PairCall, SumCall
 from backbone.engine.measured import UNMEASURED
+from backbone.engine.micro_batches import TripMeter
 from backbone.engine.ops import Routing
 from backbone.engine.placement import CoverageSnapshot, DispatchBatch, IntArray, place, place_again
 from backbone.engine.receipts import TrafficCounter
@@ -99,6 +100,7 @@ class ExpertDispatcher:
         self._step = StepRows()
         self._n_calls = 0
         self.hedges = HedgeCounters()
+        self.trips = TripMeter()
 
     def begin_step(self, chunks: tuple[Chunk, ...]) -> None:
         """Whose rows the next calls have; without it no request is strict, and none can be flagged."""
@@ -147,6 +149,7 @@ class ExpertDispatcher:
         live, coverage = taking_part(self._usable(), job.measured, self._n_calls), self._transport.coverage()
         measured = with_probe(live, job.measured, self._n_calls)
         placement = place(layer, job.expert_ids, coverage, live, measured, turn=self._n_calls)
+        self.trips.add(len(job.expert_ids), placement.batches, job.measured)
         attempts = [self._ask(job, batch, coverage) for batch in placement.batches]
         return self._collect(job, attempts, placement.fallback_slots)
 

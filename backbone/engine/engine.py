@@ -85,6 +85,20 @@ class Engine:
         sequence.params.check_vocabulary(self._model.n_vocab)
         self._waiting.append(sequence)
 
+    @property
+    def movable(self) -> tuple[Sequence, ...]:
+        """Sequences that `hand_over` takes now: all but those of a step in flight."""
+        return tuple(s for s in (*self._running, *self._waiting) if s not in self._in_step)
+
+    def hand_over(self, sequence: Sequence, other: Engine) -> None:
+        """Let another engine over the same model go on with a movable sequence; its slot stays its own."""
+        if sequence.slot is None:
+            self._waiting.remove(sequence)
+            other._waiting.append(sequence)
+        else:
+            self._running.remove(sequence)
+            other._running.append(sequence)
+
     def cancel(self, sequence: Sequence) -> None:
         """End a sequence; one that has ended stays as it is. Its slot is free now, or when the step in flight ends."""
         if sequence.finish_reason is None:

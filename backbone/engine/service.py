@@ -19,6 +19,7 @@ from backbone.engine.engine import Engine
 from backbone.engine.expert_caller import ExpertCaller
 from backbone.engine.jobs import N_TRACED, Broken, FailureKind, Job, JobEvents, JobFailure, JobSpec, check_fits
 from backbone.engine.loaded_model import LoadedModel
+from backbone.engine.micro_batches import MOST_GROUPS, GroupPlanner, TripTelling
 from backbone.engine.service_core import Counters, Group, ServiceCore
 from backbone.engine.shares import ShareMeter
 from kvasir.errors import KvasirError
@@ -38,15 +39,29 @@ class ServiceClosed(KvasirError):
 
 @dataclass(frozen=True, slots=True)
 class ServiceLimits:
-    """`n_groups` micro-batches are in flight; `max_rows` bounds the rows of each, `max_waiting` the jobs in line.
+    """`n_groups` micro-batches are in flight, None: as many as hide the waiting for workers, by what is measured.
 
+    `max_rows` bounds the rows of a step of each, `max_waiting` the jobs in line.
     Of the last `n_traced_tokens` of an answer it is kept where they were computed.
     """
 
-    n_groups: int = 1
+    n_groups: int | None = None
     max_rows: int = 256
     max_waiting: int = 64
     n_traced_tokens: int = N_TRACED
+
+
+def make_groups(
+    loaded: LoadedModel, make_experts: MakeExperts, limits: ServiceLimits, n_groups: int
+) -> list[Group]:
+    """Engines over one model, each with an expert caller and a meter of its own."""
+    groups = []
+    for _ in range(n_groups):
+        meter = ShareMeter(is_tracing=limits.n_traced_tokens > 0)
+        experts = make_experts(meter.add)
+        engine = Engine(loaded.model, experts, max_rows=limits.max_rows, on_chunks=meter.begin)
+        groups.append(Group(engine, meter, experts.trips if isinstance(experts, TripTelling) else None))
+    return groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,18 +166,15 @@ class EngineService:
         self._thread.join(deadline_s + 10.0)
 
     def _make_core(self) -> ServiceCore:
-        groups = []
-        for _ in range(self._limits.n_groups):
-            meter = ShareMeter(is_tracing=self._limits.n_traced_tokens > 0)
-            experts = self._make_experts(meter.add)
-            engine = Engine(self._loaded.model, experts, max_rows=self._limits.max_rows, on_chunks=meter.begin)
-            groups.append(Group(engine, meter))
+        limits = self._limits
+        most = limits.n_groups or min(MOST_GROUPS, self._loaded.model.cache.n_slot)
         return ServiceCore(
-            groups,
+            make_groups(self._loaded, self._make_experts, limits, most),
             n_slot=self._loaded.model.cache.n_slot,
-            max_waiting=self._limits.max_waiting,
+            max_waiting=limits.max_waiting,
             clock=self._clock,
             on_events=self._on_events,
+            planner=GroupPlanner(most, is_fixed=limits.n_groups is not None),
         )
 
     def _opened(self) -> ServiceCore:

@@ -26,6 +26,7 @@ from backbone.engine.jobs import (
     NewToken,
     Waiting,
 )
+from backbone.engine.micro_batches import GroupPlanner, Stopwatch, TripMeter
 from backbone.engine.sequence import FinishReason
 from backbone.engine.sequence import Sequence as EngineSequence
 from backbone.engine.shares import ShareMeter, Shares
@@ -35,10 +36,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Group:
-    """Sequences that step together: one engine, and the meter that its dispatcher and engine feed."""
+    """Sequences that step together: one engine, and the meters that its dispatcher and engine feed."""
 
     engine: Engine
     meter: ShareMeter
+    trips: TripMeter | None = None  # what its layer calls wait for, where the dispatcher tells
     busy_since: float | None = None  # when the step in flight began
 
 
@@ -64,9 +66,14 @@ class ServiceCore:
         max_waiting: int,
         clock: Callable[[], float],
         on_events: Callable[[JobEvents], None],
+        planner: GroupPlanner | None = None,
     ) -> None:
-        """`on_events` gets all events of a step at once; it must not block and must not raise."""
+        """`on_events` gets all events of a step at once; it must not block and must not raise.
+
+        Without a `planner` sequences are spread over all groups.
+        """
         self.groups = tuple(groups)
+        self.planner = planner or GroupPlanner(len(self.groups), is_fixed=True)
         self.counters = Counters()
         self.jobs: dict[str, Job] = {}
         self.line = WaitingLine(max_waiting)
@@ -127,9 +134,14 @@ class ServiceCore:
                 continue
             self._end_overdue()
             group.busy_since = self._clock()
-            events = await group.engine.step()
+            step = Stopwatch(group.engine.step(), self._clock)
+            events = await step
             group.busy_since = None
             self._after_step(group, events)
+            trip = group.trips.take() if group.trips is not None else None
+            if trip is not None:
+                self.planner.note(step.seconds, trip)
+            self._spread(group)
             await asyncio.sleep(0)  # lets other groups, new jobs and cancels in when no worker was waited for
 
     def _after_step(self, group: Group, events: list[TokenEvent]) -> None:
@@ -191,19 +203,38 @@ class ServiceCore:
             self._report()
 
     def _admit(self) -> None:
-        """Give the slots that are free to those who wait, each in the group that has the fewest."""
+        """Give the slots that are free to those who wait, each in the group that has the fewest of those in use."""
         while self.n_sequences < self._n_slot:
             taken = self.line.take()
             if taken is None:
                 break
             job, sequence = taken
-            number = min(range(len(self.groups)), key=lambda n: self.groups[n].engine.n_sequences)
+            number = self._emptiest()
             self.groups[number].engine.add(sequence)
             job.running[sequence] = number
             self._by_sequence[sequence] = job
             if not job.has_begun:
                 job.has_begun = True
                 self._emit(job, Began(len(job.spec.prompt_ids)))
+            self._wake.set()
+
+    def _emptiest(self) -> int:
+        """Of the groups in use the one with the fewest sequences."""
+        return min(range(self.planner.n_groups), key=lambda n: self.groups[n].engine.n_sequences)
+
+    def _spread(self, group: Group) -> None:
+        """Between two steps of a group: let others go on with what it has too many of, or all if it is not in use."""
+        n_groups = self.planner.replan(self._clock(), self.n_sequences)
+        is_used = any(group is used for used in self.groups[:n_groups])
+        for sequence in reversed(group.engine.movable):
+            number = self._emptiest()
+            other = self.groups[number].engine
+            if is_used and group.engine.n_sequences - other.n_sequences < 2:
+                break
+            group.engine.hand_over(sequence, other)
+            job = self._by_sequence.get(sequence)
+            if job is not None:
+                job.running[sequence] = number
             self._wake.set()
 
     def _emit(self, job: Job, event: JobEvent) -> None:

@@ -43,6 +43,7 @@ def test_every_variable_is_read() -> None:
         ("KVASIR_STALL_S", "nan"),
         ("KVASIR_STALL_S", "soon"),
         ("KVASIR_GROUPS", "65"),
+        ("KVASIR_GROUPS", "some"),
         ("KVASIR_TRACE_TOKENS", "1025"),
     ],
 )

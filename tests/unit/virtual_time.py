@@ -110,6 +110,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._now
 
+    def advance(self, seconds: float) -> None:
+        """Let time go by as if something had computed."""
+        self._now += seconds
+
     def _select(self, timeout: float | None) -> Any:
         if timeout is None:
             raise RuntimeError("everything waits and no timer is set: the test would hang")
