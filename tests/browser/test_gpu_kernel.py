@@ -84,6 +84,14 @@ def test_the_same_bits_as_webassembly_in_the_same_tab(page: SharedPage) -> None:
     assert found == dict.fromkeys(found, 0)
 
 
+def test_webassembly_checks_it_with_fresh_numbers(page: SharedPage) -> None:
+    said = page.evaluate("import('/fresh_checks.js').then((checks) => checks.checkGpu())", seconds=SLOW_S)
+    differs = (
+        "the kernel gives other bits than WebAssembly for fresh numbers (seed 123456789, Q5_K Q5_K Q5_K, value 1000)"
+    )
+    assert said == ["right", f"KernelError: {differs}", 0]
+
+
 def test_programs_for_many_pairs_without_packed_products_and_cut_into_small_submissions(page: SharedPage) -> None:
     found = check(page, "tiled")
     assert len(found) == 4

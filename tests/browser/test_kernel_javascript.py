@@ -25,6 +25,10 @@ def test_choice_of_a_kernel_in_node() -> None:
     run_node_tests("kernel_choice.test.mjs", 13)
 
 
+def test_checks_of_a_kernel_that_is_in_use_in_node() -> None:
+    run_node_tests("checked_kernel.test.mjs", 8)
+
+
 def test_builds_in_the_repository_are_those_of_the_sources() -> None:
     record = json.loads((WASM_DIR / RECORD).read_text())
     digests = {f"{name}.wasm": hashlib.sha256((WASM_DIR / f"{name}.wasm").read_bytes()).hexdigest() for name in BUILDS}

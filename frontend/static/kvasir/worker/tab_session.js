@@ -20,6 +20,7 @@ import { RangeSource } from "./slice_http.js";
 import { SliceFolder } from "./slice_paths.js";
 import { SliceStore } from "./slice_store.js";
 import { TabReport } from "./tab_report.js";
+import { CheckedKernel } from "../kernels/checked_kernel.js";
 import { chooseKernel } from "../kernels/kernel_choice.js";
 import { kernelMemory } from "../kernels/kernel_memory.js";
 
@@ -50,8 +51,10 @@ export class TabSession {
         this.cache = new SliceCache(folder, budgetBytes);
         this.report = new TabReport(publisher);
         this.counter = new ServedCounter(memory.totalRowExperts);
-        const budget = { budgetBytes: roomForExperts(budgetBytes), software, remembered: kernelMemory() };
-        this.keeper = new KernelKeeper(() => chooseKernel(budget), folder, kernelNews);
+        const report = (/** @type {Error} */ reason) => console.info(reason.message); // why the GPU is not used, say
+        const choice = { budgetBytes: roomForExperts(budgetBytes), software, remembered: kernelMemory(), report };
+        const makeKernel = async () => new CheckedKernel(await chooseKernel(choice));
+        this.keeper = new KernelKeeper(makeKernel, folder, kernelNews);
         /** @type {Agent | null} */
         this.agent = null;
         this.nTicks = 0;
