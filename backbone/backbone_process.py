@@ -23,6 +23,7 @@ from redis.retry import Retry
 from backbone.cancel_listener import CancelListener
 from backbone.engine.dispatch import ExpertDispatcher, Served
 from backbone.engine.expert_caller import ExpertCaller
+from backbone.engine.hot_cache import HotCache
 from backbone.engine.jobs import Broken, Completed, FailureKind, JobEvents, JobFailure
 from backbone.engine.loaded_model import LoadedModel
 from backbone.engine.reply_format import ReplyFormat
@@ -86,6 +87,10 @@ class BackboneProcess:
         exposures, records = self._market.guard.exposures, self._market.records
         self._mapper = EventMapper(self.id, entry.name, entry.fingerprint, self._loaded.tokenizer, exposures)
         self._writer = EventWriter(self._redis, self._lose_store, before_ends=records.end)
+        self._hot: HotCache | None = None
+        if settings.hot_bytes:
+            self._hot = HotCache(self._loaded.store, self._transport, settings.hot_bytes)
+            self._stack.callback(self._hot.close)
         self._service = self._make_service(self._loaded, self._transport)
         self._pulse = PulseKeeper(self._redis, self._loaded.card.fingerprint, self.id, self._pulse_sources())
         self._heartbeat = Heartbeat(
@@ -214,6 +219,7 @@ class BackboneProcess:
                 guard=self._market.guard,
                 traffic=self._market.traffic,
                 sum_scale=sum_scale,
+                hot=self._hot,
             )
 
         limits = ServiceLimits(settings.n_groups, settings.step_rows, settings.max_waiting, settings.n_traced_tokens)
@@ -252,6 +258,8 @@ class BackboneProcess:
             "row_experts_workers": counters.shares.workers,
             "row_experts_hot": counters.shares.hot,
             "row_experts_fallback": counters.shares.fallback,
+            "hot_experts": self._hot.n_experts if self._hot else 0,
+            "hot_bytes": self._hot.n_bytes if self._hot else 0,
             # those that may serve; asking has new ones tested, so that they are ready before the first request
             "workers": len(self._market.guard.usable(self._transport.live())),
         }

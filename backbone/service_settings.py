@@ -41,6 +41,7 @@ class ServiceSettings:
     receipts_dir: Path = Path("run/receipts")  # where receipts wait for SQL
     sums_dir: Path = Path("run/sums")  # scales of models that are answered in sums
     n_traced_tokens: int = 64  # of so many of an answer's last tokens it is kept where they were computed
+    hot_bytes: int = 0  # of busy experts that the backbone computes itself while the others' rows travel
 
     @property
     def n_tasks(self) -> int:

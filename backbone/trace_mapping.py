@@ -6,15 +6,15 @@ from collections.abc import Callable
 
 import numpy as np
 
-from backbone.engine.token_sources import TokenTrace, count_sources
-from backbone.request_trace import COUNT_TYPE, FALLBACK, MOST_COUNTED, WORKER, RequestTrace, TraceSource
+from backbone.engine.token_sources import Source, TokenTrace, count_sources
+from backbone.request_trace import COUNT_TYPE, FALLBACK, HOT, MOST_COUNTED, WORKER, RequestTrace, TraceSource
 
 
 def request_trace(trace: TokenTrace, shown_worker: Callable[[str], str]) -> RequestTrace:
     """Count the tokens of a trace, which has some. Workers come first, by the names that `shown_worker` gives them."""
     counted = count_sources(trace)
     layers = sorted({source.layer for source in counted.sources})
-    shown = [_shown(source.worker_id, shown_worker) for source in counted.sources]
+    shown = [_shown(source, shown_worker) for source in counted.sources]
     nodes = sorted(set(shown), key=lambda source: (source.kind != WORKER, source.worker or ""))
     cells = [
         layers.index(source.layer) * len(nodes) + nodes.index(node)
@@ -27,5 +27,7 @@ def request_trace(trace: TokenTrace, shown_worker: Callable[[str], str]) -> Requ
     return RequestTrace(trace.first_token, tuple(layers), tuple(nodes), counts)
 
 
-def _shown(worker_id: str | None, shown_worker: Callable[[str], str]) -> TraceSource:
-    return TraceSource(FALLBACK) if worker_id is None else TraceSource(WORKER, shown_worker(worker_id))
+def _shown(source: Source, shown_worker: Callable[[str], str]) -> TraceSource:
+    if source.worker_id is not None:
+        return TraceSource(WORKER, shown_worker(source.worker_id))
+    return TraceSource(HOT if source.is_hot else FALLBACK)

@@ -41,6 +41,7 @@ def service_settings(
         dense=_choice("KVASIR_DENSE", environ),
         kernel=_choice("KVASIR_KERNEL", environ),
         reply=_choice("KVASIR_REPLY", environ),
+        hot_bytes=_size("KVASIR_HOT_BYTES", environ.get("KVASIR_HOT_BYTES") or "0"),
         workers=tuple(env_list("KVASIR_WORKERS", [], environ)),
         relays=tuple(env_list("KVASIR_RELAYS", [], environ)),
         token=environ.get("KVASIR_TOKEN", ""),

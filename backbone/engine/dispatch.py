@@ -21,11 +21,12 @@ from backbone.engine.deadlines import DeadlineRule, patience_s
 from backbone.engine.expert_store import ExpertStore
 from backbone.engine.guard import WorkGuard
 from backbone.engine.hedging import LATE, Attempt, HedgeCounters, first_heard, listen
+from backbone.engine.hot_cache import NOBODY, HotCache, clocks
 from backbone.engine.layer_call import CallFacts, LayerCall, PairCall, SumCall
 from backbone.engine.measured import UNMEASURED
 from backbone.engine.micro_batches import TripMeter
 from backbone.engine.ops import Routing
-from backbone.engine.placement import CoverageSnapshot, DispatchBatch, IntArray, place, place_again
+from backbone.engine.placement import CoverageSnapshot, DispatchBatch, IntArray, Placement, place, place_again
 from backbone.engine.receipts import TrafficCounter
 from backbone.engine.replica_choice import taking_part, with_probe
 from backbone.engine.reply_format import ReplyFormat
@@ -40,6 +41,8 @@ from kvasir.kernels.sums import RowSums
 logger = logging.getLogger(__name__)
 
 WRONG = "the worker's answer was wrong"
+HOT = "hot"
+NO_REPLICA = "no replica"
 MOVED = "the worker's ranges changed while it was asked"
 
 
@@ -50,12 +53,17 @@ class Served:
     layer: int
     worker_id: str | None
     pair_rows: IntArray  # [n_pairs] the batch's row that each pair belongs to
-    reason: str  # "worker", "no replica", or why the worker's answer was not used
+    reason: str  # "worker", HOT, NO_REPLICA, or why the worker's answer was not used
 
     @property
     def n_pairs(self) -> int:
         """How many pairs it was."""
         return len(self.pair_rows)
+
+    @property
+    def is_hot(self) -> bool:
+        """Whether the backbone computed them by its own plan."""
+        return self.worker_id is None and self.reason == HOT
 
 
 class ExpertDispatcher:
@@ -74,11 +82,13 @@ class ExpertDispatcher:
         deadlines: DeadlineRule | None = None,
         traffic: TrafficCounter | None = None,
         sum_scale: SumScale | None = None,
+        hot: HotCache | None = None,
     ) -> None:
         """`deadline_s` is the transport's to keep; `grace_s` later a request stops waiting for one that does not.
 
         Without a `guard` every worker is trusted. `deadlines` say when an answer is late, `deadline_s` being their
-        longest time; `traffic` counts how often experts are called. Replies in sums need a `sum_scale`.
+        longest time; `traffic` counts how often experts are called. Replies in sums need a `sum_scale`. What `hot`
+        names goes to no worker: it is computed here while the rest travels.
 
         Raises ConfigError for a guard that rounds replies in another way (it would take every answer for a lie), and
         where sums cannot be.
@@ -97,6 +107,7 @@ class ExpertDispatcher:
         self._guard = guard
         self._deadlines = replace(deadlines or DeadlineRule(), longest_s=deadline_s)
         self._traffic = traffic
+        self._hot = hot
         self._step = StepRows()
         self._n_calls = 0
         self.hedges = HedgeCounters()
@@ -145,13 +156,16 @@ class ExpertDispatcher:
         layer = job.layer
         if self._traffic is not None:
             self._traffic.add(layer, job.expert_ids)
+        if self._hot is not None:
+            self._hot.note_call(layer, job.expert_ids)
         self._n_calls += 1
         live, coverage = taking_part(self._usable(), job.measured, self._n_calls), self._transport.coverage()
         measured = with_probe(live, job.measured, self._n_calls)
-        placement = place(layer, job.expert_ids, coverage, live, measured, turn=self._n_calls)
+        hot = NOBODY if self._hot is None else self._hot.experts(layer)
+        placement = place(layer, job.expert_ids, coverage, live, measured, hot=hot, turn=self._n_calls)
         self.trips.add(len(job.expert_ids), placement.batches, job.measured)
         attempts = [self._ask(job, batch, coverage) for batch in placement.batches]
-        return self._collect(job, attempts, placement.fallback_slots)
+        return self._collect(job, attempts, placement)
 
     def _usable(self) -> frozenset[str]:
         live = self._transport.live()
@@ -176,12 +190,16 @@ class ExpertDispatcher:
             failed.set_exception(error)
             return failed
 
-    async def _collect(self, job: LayerCall, attempts: list[Attempt], fallback_slots: IntArray) -> torch.Tensor:
-        self._compute_here(job, fallback_slots, "no replica")
+    async def _collect(self, job: LayerCall, attempts: list[Attempt], placement: Placement) -> torch.Tensor:
+        self._compute_here(job, placement.hot_slots, HOT)
+        self._compute_here(job, placement.fallback_slots, NO_REPLICA)
+        begun = clocks()
         if len(attempts) == 1:
             await self._fill(job, attempts[0])
         else:
             await asyncio.gather(*(self._fill(job, attempt) for attempt in attempts))
+        if self._hot is not None and attempts:
+            self._hot.note_wait(begun)
         return job.result()
 
     async def _fill(self, job: LayerCall, first: Attempt) -> None:
@@ -262,7 +280,9 @@ class ExpertDispatcher:
     def _compute_here(self, job: LayerCall, slots: IntArray, reason: str) -> None:
         if not len(slots):
             return
-        pair_rows = job.rows_of(slots)
+        pair_rows, (begun, _) = job.rows_of(slots), clocks()
         computed = self._store.layer(job.layer).compute(job.rows, pair_rows, job.ids_of(slots))
+        if self._hot is not None:
+            self._hot.note_own(len(slots), clocks()[0] - begun)
         job.use_own(slots, computed)
         self._on_served(Served(job.layer, None, pair_rows, reason))

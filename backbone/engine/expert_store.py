@@ -6,7 +6,11 @@ memory still runs. `dispatch` calls it.
 
 from __future__ import annotations
 
+import mmap
 import threading
+
+import numpy as np
+import numpy.typing as npt
 
 from kvasir.gguf_index import GGUFIndex
 from kvasir.kernels.api import ExpertKernel, LoadedExperts
@@ -42,3 +46,12 @@ class ExpertStore:
                 loaded = self._kernel.load(model_experts(self._index, self._card, layer))
                 self._loaded[layer] = loaded
             return loaded
+
+    def read_pages(self, layer: int, expert_ids: npt.NDArray[np.int32]) -> None:
+        """Touch every page of some experts, so that no row that needs one soon waits for a disk."""
+        if not len(expert_ids):
+            return
+        experts = model_experts(self._index, self._card, layer)
+        for stack in (experts.gate, experts.up, experts.down):
+            for expert_id in expert_ids.tolist():
+                stack.data[expert_id, :: mmap.PAGESIZE].max()

@@ -26,7 +26,7 @@ class Shares:
     """Row-experts by who computed them."""
 
     workers: int = 0
-    hot: int = 0  # copies of busy experts on the backbone, once there are any
+    hot: int = 0  # experts that the backbone computes itself by its plan
     fallback: int = 0  # the backbone's own replica, where no worker could be used
 
     @property
@@ -73,28 +73,28 @@ class ShareMeter:
         served, self._served = self._served, []
         traced, self._has_token = self._has_token, []
         last_rows = np.cumsum([chunk.n_rows for chunk in chunks], dtype=np.int64) - 1
-        workers, fallback = _sums(served, last_rows)
+        workers, hot, fallback = _sums(served, last_rows)
         tokens: Iterator[TokenSources] = iter(())
         if any(traced):
             if not self._table.has_room(len(served)):
                 self._table = SourceTable()
             tokens = iter(sources_of_rows(self._table, served, last_rows[traced]))
         for number, (chunk, has_token) in enumerate(zip(chunks, traced, strict=True)):
-            shares = Shares(workers=workers[number], fallback=fallback[number])
+            shares = Shares(workers[number], hot[number], fallback[number])
             yield Computed(chunk.sequence, shares, next(tokens) if has_token else None)
 
 
-def _sums(served: list[Served], last_rows: IntArray) -> tuple[list[int], list[int]]:
-    """Pairs by workers and by the own replica, of consecutive rows up to each last one, all at once.
+def _sums(served: list[Served], last_rows: IntArray) -> list[list[int]]:
+    """Pairs by workers, hot, and by the own replica otherwise, of consecutive rows up to each last one, all at once.
 
     There is a chunk for every token and a group for every layer and worker, so nothing is counted one by one.
     """
     n_rows = int(last_rows[-1]) + 1 if len(last_rows) else 0
-    by_workers = [one.pair_rows for one in served if one.worker_id is not None]
-    by_fallback = [one.pair_rows for one in served if one.worker_id is None]
+    by_kind: list[list[NDArray[np.int32]]] = [[], [], []]
+    for one in served:
+        by_kind[0 if one.worker_id is not None else 1 if one.is_hot else 2].append(one.pair_rows)
     sums = []
-    for parts in (by_workers, by_fallback):
-        rows = np.concatenate(parts) if parts else np.zeros(0, np.int32)
-        counts = np.bincount(rows, minlength=n_rows)
+    for parts in by_kind:
+        counts = np.bincount(np.concatenate(parts) if parts else np.zeros(0, np.int32), minlength=n_rows)
         sums.append([int(n) for n in np.diff(np.cumsum(counts)[last_rows], prepend=0)])
-    return sums[0], sums[1]
+    return sums

@@ -21,10 +21,11 @@ MOST_SOURCES = 1 << 16  # numbers in a table are u16
 
 
 class Source(NamedTuple):
-    """A layer, and the worker that served in it; None: the backbone's own replica."""
+    """A layer, and the worker that served in it; None: the backbone itself, as a hot expert or a fallback."""
 
     layer: int
     worker_id: str | None
+    is_hot: bool = False
 
 
 class SourceTable:
@@ -91,7 +92,7 @@ class LastTokens:
 
 def sources_of_rows(table: SourceTable, served: Sequence[Served], rows: NDArray[np.int64]) -> list[TokenSources]:
     """The sources of some rows of a step, given in ascending order, from everything that was served in it."""
-    numbers = np.array([table.number(Source(one.layer, one.worker_id)) for one in served], np.uint16)
+    numbers = np.array([table.number(Source(one.layer, one.worker_id, one.is_hot)) for one in served], np.uint16)
     pair_sources = np.repeat(numbers, [len(one.pair_rows) for one in served])
     pair_rows: NDArray[Any] = np.concatenate([one.pair_rows for one in served]) if served else np.zeros(0, np.int32)
     if len(rows) <= int(rows[-1]):  # a prompt's other rows are not asked about, and they are the most

@@ -24,11 +24,11 @@ def test_every_variable_is_read() -> None:
         "KVASIR_THREADS": "3", "KVASIR_DENSE": "float", "KVASIR_KERNEL": "kx1", "KVASIR_REPLY": "f16",
         "KVASIR_WORKERS": "a:1, b:2", "KVASIR_RELAYS": "wss://r", "KVASIR_WORKER_DEADLINE_S": "2.5",
         "KVASIR_MAX_DEADLINE_S": "60", "KVASIR_STOP_S": "1", "KVASIR_STALL_S": "40",
-        "KVASIR_TRACE_TOKENS": "7",
+        "KVASIR_TRACE_TOKENS": "7", "KVASIR_HOT_BYTES": "3GiB",
     }  # fmt: skip
     assert service_settings(DEMO, environ) == ServiceSettings(
         Path("big.gguf"), "big", 8, 2 << 30, 512, 9, 32, 2, 3, "float", "kx1", "f16",
-        ("a:1", "b:2"), ("wss://r",), 2.5, 60.0, 1.0, 40.0, n_traced_tokens=7,
+        ("a:1", "b:2"), ("wss://r",), 2.5, 60.0, 1.0, 40.0, n_traced_tokens=7, hot_bytes=3 << 30,
     )  # fmt: skip
 
 
@@ -45,6 +45,7 @@ def test_every_variable_is_read() -> None:
         ("KVASIR_GROUPS", "65"),
         ("KVASIR_GROUPS", "some"),
         ("KVASIR_TRACE_TOKENS", "1025"),
+        ("KVASIR_HOT_BYTES", "plenty"),
     ],
 )
 def test_a_wrong_value_is_named(name: str, value: str) -> None:

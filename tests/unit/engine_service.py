@@ -13,6 +13,7 @@ from torch import Tensor
 
 from backbone.engine.dispatch import ExpertDispatcher, Served
 from backbone.engine.expert_caller import ExpertCaller
+from backbone.engine.hot_cache import HotCache
 from backbone.engine.jobs import (
     Broken,
     ChoiceEnded,
@@ -26,7 +27,7 @@ from backbone.engine.jobs import (
 from backbone.engine.loaded_model import LoadedModel
 from backbone.engine.sampling_params import SamplingParams
 from backbone.engine.service import EngineService, ServiceLimits
-from backbone.engine.transport import NoWorkers
+from backbone.engine.transport import NoWorkers, Transport
 from backbone.management.generation import generate
 from tests.oracles.tiny_gguf import TinyModel, write_tiny
 from tests.oracles.tiny_layout import TinyShape
@@ -133,12 +134,14 @@ def running(
     limits: ServiceLimits | None = None,
     valve: Valve | None = None,
     clock: Callable[[], float] = lambda: 0.0,
+    transport: Transport | None = None,
+    hot: HotCache | None = None,
 ) -> Iterator[tuple[EngineService, Listener]]:
-    """A service over the backbone's own replica alone."""
+    """A service over the backbone's own replica alone, or over workers."""
     listener = Listener()
 
     def make_experts(on_served: Callable[[Served], None]) -> ExpertCaller:
-        experts = ExpertDispatcher(loaded.store, NoWorkers(), on_served=on_served)
+        experts = ExpertDispatcher(loaded.store, transport or NoWorkers(), on_served=on_served, hot=hot)
         return experts if valve is None else HeldExperts(experts, valve)
 
     service = EngineService(loaded, make_experts, listener, limits=limits, clock=clock)

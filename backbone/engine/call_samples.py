@@ -1,0 +1,61 @@
+"""The last layer calls, a sample of them: which experts they called how often, and which a row called together.
+
+The dispatcher's `HotCache` feeds it; `hot_plan` and `co_activation` read it. A call costs microseconds, and its tensors
+are not kept.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import numpy.typing as npt
+
+Calls = npt.NDArray[np.uint16]  # [n_calls, n_expert] pairs of each call
+Together = npt.NDArray[np.uint32]  # [n_expert, n_expert] rows that called both; the diagonal: rows that called one
+
+MOST_ROWS = 8  # of a call that are looked at for which experts go together
+
+
+class CallSamples:
+    """A ring of sampled calls for each layer. Safe to use from several threads."""
+
+    def __init__(self, n_layer: int, n_expert: int, *, n_kept: int = 256, every: int = 4) -> None:
+        """Of each layer every `every`-th call is sampled, and the last `n_kept` samples count."""
+        self._lock = threading.Lock()
+        self._every = every
+        self._calls = np.zeros((n_layer, n_kept, n_expert), np.uint16)
+        self._together = np.zeros((n_layer, n_expert, n_expert), np.uint32)
+        self._n_seen = [0] * n_layer
+
+    @property
+    def n_layer(self) -> int:
+        """Layers, those without experts included."""
+        return len(self._n_seen)
+
+    def add(self, layer: int, expert_ids: npt.NDArray[np.int32]) -> None:
+        """A call of a layer: the experts [T, n_used] of its rows."""
+        seen = self._n_seen[layer]
+        self._n_seen[layer] = seen + 1
+        if seen % self._every:
+            return
+        n_kept, n_expert = self._calls.shape[1:]
+        counts = np.bincount(expert_ids.reshape(-1), minlength=n_expert)
+        first = expert_ids[:MOST_ROWS]
+        pairs = (first[:, :, None] * n_expert + first[:, None, :]).reshape(-1)  # [rows * n_used * n_used]
+        with self._lock:
+            self._calls[layer, seen // self._every % n_kept] = np.minimum(counts, 0xFFFF)
+            np.add.at(self._together[layer].reshape(-1), pairs, 1)
+
+    def calls(self, layer: int) -> Calls:
+        """The layer's sampled calls, in no order."""
+        with self._lock:
+            n_sampled = -(-self._n_seen[layer] // self._every)
+            calls: Calls = self._calls[layer, :n_sampled].copy()
+        return calls
+
+    def together(self, layer: int) -> Together:
+        """How many sampled rows called each two experts of a layer, since the start."""
+        with self._lock:
+            together: Together = self._together[layer].copy()
+        return together
