@@ -23,7 +23,7 @@ def main() -> None:
     """Measure what is asked for and print it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON line")
-    parser.add_argument("--quick", action="store_true", help="a small expert: a smoke run whose figures mean nothing")
+    parser.add_argument("--quick", action="store_true", help="a smoke run: figures mean nothing")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, metavar="PART", help="only these parts")
     options = parser.parse_args()
     measures = {"native": native_keys, "wasm": wasm_keys, "browser": browser_keys, "site": site_keys}
@@ -99,7 +99,7 @@ def browser_keys(quick: bool) -> Keys:
     from benchmarks.browser_speed import N_EXPERTS, RUNS, SHAPE, measure_browser_speed
 
     runs = {name: dict.fromkeys(counts, 1) for name, counts in RUNS.items()} if quick else RUNS
-    speed = measure_browser_speed(runs, QUICK_SHAPE if quick else SHAPE, 2 if quick else N_EXPERTS)
+    speed = measure_browser_speed(runs, QUICK_SHAPE if quick else SHAPE, 2 if quick else N_EXPERTS, not quick)
     return {
         "bits_equal": speed.bits_equal,
         "us_per_expert_row": {f"{name}_chromium": rounded(us) for name, us in speed.us_per_row.items()},

@@ -1,7 +1,7 @@
 /**
  * The page's half of `browser_speed.py`: what an expert costs per row in this browser, and a redraw of the heatmap.
  *
- * Times are wall times, medians; a page has no CPU time. Every kernel gives its outputs' hash, to be compared.
+ * Times are wall times, medians; a page has no CPU time. Every call gives its outputs' hash, to be compared.
  */
 
 import { createGpuKernel } from "/static/kvasir/kernels/gpu_kernel.js";
@@ -21,7 +21,8 @@ const MAKERS = {
 };
 
 /**
- * Microseconds per expert-row by number of rows, and the hash of the last outputs.
+ * Microseconds per expert-row by number of rows, and the hash of each call's outputs: run i of rows 0 to n - 1 is by
+ * expert i modulo `nExperts`.
  *
  * @param {{backend: "wasm" | "webgpu", dModel: number, dFf: number, nExperts: number, runs: Record<string, number>}} wanted
  */
@@ -32,15 +33,16 @@ export async function measureKernel({ backend, dModel, dFf, nExperts, runs }) {
     }
     /** @type {Record<string, number>} */
     const usPerRow = {};
-    let hash = "";
+    /** @type {Record<string, string[]>} */
+    const hashes = {};
     for (const [rows, nRuns] of Object.entries(runs)) {
-        const { us, outputs } = await timeRows(kernel, { nRows: Number(rows), dModel, nExperts, nRuns });
-        usPerRow[rows] = us / Number(rows);
-        hash = await sha256(new Uint32Array(outputs.buffer));
+        const timed = await timeRows(kernel, { nRows: Number(rows), dModel, nExperts, nRuns });
+        usPerRow[rows] = timed.us / Number(rows);
+        hashes[rows] = timed.hashes;
     }
     const { description } = kernel;
     kernel.close();
-    return { description, usPerRow, hash };
+    return { description, usPerRow, hashes };
 }
 
 /**
@@ -50,18 +52,26 @@ export async function measureKernel({ backend, dModel, dFf, nExperts, runs }) {
 async function timeRows(kernel, { nRows, dModel, nExperts, nRuns }) {
     const rows = packRows(plainRows(nRows, dModel, 1), dModel);
     const pairRows = Uint32Array.from({ length: nRows }, (_, row) => row);
-    const times = [];
-    let outputs = new Float32Array(0);
+    const [times, hashes] = [[], []];
     const warm = performance.now() + WARM_UP_MS;
     do await kernel.compute({ rows, nRows, dModel, pairRows, pairKeys: Array.from(pairRows, () => "0") });
     while (performance.now() < warm);
     for (let run = 0; run <= nRuns; run++) {
         const pairKeys = Array.from(pairRows, () => String(run % nExperts));
         const start = performance.now();
-        outputs = await kernel.compute({ rows, nRows, dModel, pairRows, pairKeys });
+        const outputs = await kernel.compute({ rows, nRows, dModel, pairRows, pairKeys });
         times.push(1000 * (performance.now() - start));
+        hashes.push(await sha256(new Uint32Array(outputs.buffer)));
     }
-    return { us: median(times.slice(1)), outputs };
+    return { us: median(times.slice(1)), hashes };
+}
+
+/** Names of the golden vectors that WebAssembly and the GPU miss here: all of them, and the experts of full shape. */
+export async function missedVectors() {
+    const [wasm, gpu] = [await import("/wasm_checks.js"), await import("/gpu_checks.js")];
+    const missed = Object.entries(await wasm.vectors()).flatMap(([build, { differing }]) => differing.map((name) => `${build} ${name}`));
+    for (const [name, differences] of Object.entries(await gpu.golden())) if (differences.some((n) => n > 0)) missed.push(`webgpu ${name}`);
+    return [...missed, ...(await gpu.fullShape()).map((name) => `webgpu ${name}`)];
 }
 
 /**

@@ -1,7 +1,8 @@
 // The WebAssembly half of `wasm_speed.py`, in node: reads a request a line, answers a line.
 //
 // {op: "load", types, shape, nExperts, builds} makes experts (expert e has seed 100 e) in an instance of each build;
-// {op: "run", build, rows, experts} computes all rows by each of the experts, and says how long it took.
+// {op: "run", build, rows, experts} computes all rows by each of the experts, and says how long it took; {op: "vectors",
+// build} says which golden vectors a build misses. `wasm_speed.py` starts node so that pages' paths lead to files.
 
 import { createHash } from "node:crypto";
 import { readFile } from "node:fs/promises";
@@ -13,6 +14,9 @@ const { plainRows } = await import(new URL("kx1_inputs.js", KERNELS));
 const { packRows } = await import(new URL("kx1_pack.js", KERNELS));
 const { madeExpert } = await import(new URL("selftest.js", KERNELS));
 const { Kx1Instance } = await import(new URL("wasm_instance.js", KERNELS));
+const { checkVectors } = await import(new URL("../tests/browser/pages/kx1_vectors.js", import.meta.url));
+
+const GOLDEN = new URL("../tests/golden/kx1/", import.meta.url);
 
 const MOST_ROWS = 64;
 const state = { shape: null, rows: null, builds: new Map() };
@@ -47,8 +51,16 @@ function run({ build, rows, experts }) {
     return { us, sha256: hash.digest("hex") };
 }
 
+async function vectors({ build }) {
+    const { cases } = JSON.parse(await readFile(new URL("vectors.json", GOLDEN), "utf8"));
+    const file = await readFile(new URL("vectors.bin", GOLDEN));
+    const bytes = file.buffer.slice(file.byteOffset, file.byteOffset + file.length);
+    return checkVectors({ cases, bytes }, state.builds.get(build).instance);
+}
+
+const OPS = { load, run, vectors };
 for await (const line of createInterface({ input: process.stdin })) {
     const request = JSON.parse(line);
-    const reply = request.op === "load" ? await load(request) : run(request);
+    const reply = await OPS[request.op](request);
     process.stdout.write(`${JSON.stringify(reply)}\n`);
 }

@@ -29,6 +29,7 @@ from tools.build_wasm import BUILDS
 
 NODE = Path(ROOT_DIR) / "bin" / "node"
 SCRIPT = Path(__file__).with_suffix(".mjs")
+PATHS = Path(__file__).parents[1] / "tests/browser/site_paths.mjs"  # what pages import by /static/ are files here
 TYPES = (Quant.Q4_K, Quant.Q4_K, Quant.Q6_K)
 SHAPE = (3072, 1024)  # d_model, d_ff
 N_EXPERTS = 16
@@ -78,7 +79,9 @@ class NodeBuilds:
 @contextmanager
 def node_builds() -> Iterator[NodeBuilds]:
     """A node process, which ends with the context."""
-    with subprocess.Popen([NODE, SCRIPT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [NODE, "--import", PATHS, SCRIPT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         try:
             yield NodeBuilds(process)
         finally:
@@ -125,7 +128,7 @@ def measure_wasm(
             shape={"dModel": shape[0], "dFf": shape[1]}, nExperts=n_experts, builds=list(BUILDS),
         )["builds"]  # fmt: skip
         figures: dict[str, dict[int, float]] = {name: {} for name in (NATIVE, *builds)}
-        bits_equal = True
+        bits_equal = all(node.ask(op="vectors", build=name)["differing"] == [] for name in builds)
         for n, n_runs in runs.items():
             taken: dict[str, list[float]] = {name: [] for name in figures}
             for _ in range(WARM_UP + n_runs):
