@@ -8,6 +8,7 @@ import logging
 from backbone.directory import ModelEntry
 from backbone.engine.admission import slots_for_budget
 from backbone.engine.arch import read_config
+from backbone.engine.devices import Device
 from backbone.engine.kv_cache import SlotCache
 from backbone.engine.loaded_model import Dense, KernelChoice, LoadedModel, make_ops
 from backbone.service_settings import ServiceSettings
@@ -30,6 +31,9 @@ def open_model(settings: ServiceSettings) -> LoadedModel:
         n_slot=n_slot,
         n_ctx=n_ctx,
         dense=Dense(settings.dense),
+        device=Device(settings.device),
+        fast_rows=settings.fast_rows,
+        gpu_expert_bytes=settings.gpu_expert_bytes,
         kernel=KernelChoice(settings.kernel),
         n_threads=settings.n_threads,
     )
@@ -44,7 +48,7 @@ def directory_entry(settings: ServiceSettings, loaded: LoadedModel, *, has_chat:
         loaded.card.fingerprint,
         loaded.store.kernel.name,
         loaded.store.kernel.fingerprint,
-        settings.dense,
+        loaded.model.ops.name,
         settings.reply,
         __version__,
     )
@@ -64,6 +68,6 @@ def _slots(settings: ServiceSettings) -> tuple[int, int]:
     with GGUFIndex.open(settings.model) as index:
         card = ModelCard.from_index(index)
         n_ctx = min(settings.n_ctx or 4096, card.n_ctx)
-        dtype = make_ops(Dense(settings.dense), settings.n_threads).dtype
+        dtype = make_ops(Dense(settings.dense), settings.n_threads, Device(settings.device)).dtype
         one = SlotCache(read_config(index.metadata), n_slot=1, n_ctx=n_ctx, dtype=dtype)
     return slots_for_budget(one.slot_bytes, settings.n_slot, settings.kv_budget_bytes), n_ctx

@@ -12,7 +12,8 @@ from kvasir.errors import ConfigError
 from kvasir_site.env import env_bool, env_choice, env_float, env_int, env_list
 
 _CHOICES = {
-    "KVASIR_DENSE": ("kx1", "float"),
+    "KVASIR_DENSE": ("kx1", "fast", "float"),
+    "KVASIR_DEVICE": ("cpu", "cuda", "auto"),
     "KVASIR_KERNEL": ("auto", "kx1", "float"),
     "KVASIR_REPLY": ("f32", "f16", "sum"),
 }
@@ -39,6 +40,9 @@ def service_settings(
         n_traced_tokens=env_int("KVASIR_TRACE_TOKENS", 64, 0, 1024, environ),
         n_threads=env_int("KVASIR_THREADS", 0, 0, 4096, environ) or None,
         dense=_choice("KVASIR_DENSE", environ),
+        device=_choice("KVASIR_DEVICE", environ),
+        fast_rows=env_int("KVASIR_FAST_ROWS", 0, 0, 65536, environ),
+        gpu_expert_bytes=_size("KVASIR_GPU_EXPERT_BYTES", environ.get("KVASIR_GPU_EXPERT_BYTES") or "0"),
         kernel=_choice("KVASIR_KERNEL", environ),
         reply=_choice("KVASIR_REPLY", environ),
         hot_bytes=_size("KVASIR_HOT_BYTES", environ.get("KVASIR_HOT_BYTES") or "0"),
@@ -46,7 +50,7 @@ def service_settings(
         relays=tuple(env_list("KVASIR_RELAYS", [], environ)),
         token=environ.get("KVASIR_TOKEN", ""),
         token_file=Path(environ["KVASIR_TOKEN_FILE"]) if environ.get("KVASIR_TOKEN_FILE") else None,
-        strict=env_bool("KVASIR_STRICT", False, environ),
+        strict=_strict(environ),
         receipts_dir=run_dir / "receipts",
         sums_dir=run_dir / "sums",
         worker_deadline_s=env_float("KVASIR_WORKER_DEADLINE_S", 10.0, 0.01, 3600.0, environ),
@@ -59,6 +63,17 @@ def service_settings(
 def _groups(environ: Mapping[str, str]) -> int | None:
     is_auto = environ.get("KVASIR_GROUPS", "auto").strip() in ("", "auto")
     return None if is_auto else env_int("KVASIR_GROUPS", 1, 1, 64, environ)
+
+
+def _strict(environ: Mapping[str, str]) -> bool:
+    """Strict mode promises one process's own text, to the bit; only the exact dense path has such a text."""
+    is_strict, dense = env_bool("KVASIR_STRICT", False, environ), _choice("KVASIR_DENSE", environ)
+    if is_strict and dense != "kx1":
+        raise ConfigError(
+            f"KVASIR_STRICT=1 promises the text of one process alone, and with KVASIR_DENSE={dense} that depends on "
+            "what runs beside it; set KVASIR_DENSE=kx1, or KVASIR_STRICT=0"
+        )
+    return is_strict
 
 
 def _size(name: str, text: str) -> int:

@@ -150,7 +150,7 @@ class Engine:
         wanted = {id(chunk) for chunk in sampling}
         rows = [row for chunk, row in zip(chunks, batch.last_rows, strict=True) if id(chunk) in wanted]
         logits = await self._model.forward(batch, self._experts, rows)
-        return logits.float().numpy()
+        return logits.float().cpu().numpy()
 
     def _advance(self, sequence: Sequence, logits: Logits) -> TokenEvent:
         self._on_logits(sequence, logits)

@@ -22,7 +22,7 @@ from backbone.engine.model_config import (
     RouterConfig,
     SharedExpertConfig,
 )
-from backbone.engine.ops import Linear, Ops
+from backbone.engine.ops import Linear, Ops, Routing
 from backbone.engine.step import Step
 
 
@@ -115,17 +115,18 @@ class MoE:
         )
 
     async def forward(self, x: Tensor, step: Step) -> Tensor:
-        """x [T, d_model] -> [T, d_model]."""
+        """x [T, d_model] -> [T, d_model]. Rows and routing cross to the CPU, where experts are asked for, and back."""
         logits = self.ops.linear(x, self.router)[0]  # [T, n_expert]
         routing = self.ops.route(logits, self.config, self.selection_bias)
         experts = step.experts
         summing = experts if isinstance(experts, SummingCaller) and experts.has_sums else None
         if summing is not None:
-            under_way = summing.submit_sums(self.layer, x, routing)
+            on_cpu = Routing(routing.expert_ids.cpu(), routing.weights.cpu())
+            under_way = summing.submit_sums(self.layer, x.cpu(), on_cpu)
         else:
-            under_way = experts.submit(self.layer, x, routing.expert_ids)
+            under_way = experts.submit(self.layer, x.cpu(), routing.expert_ids.cpu())
         shared = self.shared_expert.compute(x) if self.shared_expert else None
-        answer = await under_way
+        answer = (await under_way).to(x.device)
         combined = answer if summing is not None else self.ops.combine(answer, routing.weights)
         return combined if shared is None else combined + shared
 

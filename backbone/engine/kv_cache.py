@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
 
+from backbone.engine.devices import CPU
 from backbone.engine.model_config import AttentionConfig, GatedDeltaConfig, ModelConfig
 from backbone.engine.ops import KVLayer, Segment
 from kvasir.errors import ConfigError, RequestError
@@ -37,21 +38,28 @@ class DeltaLayer:
 LayerState = KVLayer | DeltaLayer
 
 
-def _new_kv(mixer: AttentionConfig, n_slot: int, n_ctx: int, dtype: torch.dtype) -> KVLayer:
+class TensorForm(TypedDict):
+    """What all tensors of a cache have in common."""
+
+    dtype: torch.dtype
+    device: torch.device
+
+
+def _new_kv(mixer: AttentionConfig, n_slot: int, n_ctx: int, form: TensorForm) -> KVLayer:
     # Not zeroed, so that memory is taken as sequences grow: a row is only read after it was written.
     shape = (n_slot, n_ctx, mixer.n_kv_head)
-    return KVLayer(torch.empty(*shape, mixer.d_head, dtype=dtype), torch.empty(*shape, mixer.d_head_v, dtype=dtype))
+    return KVLayer(torch.empty(*shape, mixer.d_head, **form), torch.empty(*shape, mixer.d_head_v, **form))
 
 
-def _new_delta(mixer: GatedDeltaConfig, n_slot: int, _n_ctx: int, dtype: torch.dtype) -> DeltaLayer:
+def _new_delta(mixer: GatedDeltaConfig, n_slot: int, _n_ctx: int, form: TensorForm) -> DeltaLayer:
     return DeltaLayer(
-        torch.zeros(n_slot, mixer.conv_width - 1, mixer.n_conv_channel, dtype=dtype),
-        torch.zeros(n_slot, mixer.n_v_head, mixer.d_v, mixer.d_k, dtype=dtype),
+        torch.zeros(n_slot, mixer.conv_width - 1, mixer.n_conv_channel, **form),
+        torch.zeros(n_slot, mixer.n_v_head, mixer.d_v, mixer.d_k, **form),
     )
 
 
 # What a layer keeps between tokens, by the kind of its mixer.
-_NEW_STATE: Mapping[type, Callable[[Any, int, int, torch.dtype], LayerState]] = {
+_NEW_STATE: Mapping[type, Callable[[Any, int, int, TensorForm], LayerState]] = {
     AttentionConfig: _new_kv,
     GatedDeltaConfig: _new_delta,
 }
@@ -69,14 +77,17 @@ class SlotStatus(Enum):
 class SlotCache:
     """State of up to `n_slot` sequences of up to `n_ctx` tokens each. Not thread-safe: one event loop owns it."""
 
-    def __init__(self, config: ModelConfig, *, n_slot: int, n_ctx: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, config: ModelConfig, *, n_slot: int, n_ctx: int, dtype: torch.dtype, device: torch.device = CPU
+    ) -> None:
         if n_slot < 1 or n_ctx < 1:
             raise ConfigError(
                 f"a cache of {n_slot} slots of {n_ctx} tokens cannot hold a sequence; both must be 1 or more"
             )
         self.n_slot = n_slot
         self.n_ctx = n_ctx
-        self._states = [_NEW_STATE[type(layer.mixer)](layer.mixer, n_slot, n_ctx, dtype) for layer in config.layers]
+        form = TensorForm(dtype=dtype, device=device)
+        self._states = [_NEW_STATE[type(layer.mixer)](layer.mixer, n_slot, n_ctx, form) for layer in config.layers]
         self._status = [SlotStatus.FREE] * n_slot
         self._lengths = [0] * n_slot
         self._free = list(range(n_slot))  # a heap: the lowest slot is taken first

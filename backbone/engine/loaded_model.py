@@ -13,13 +13,20 @@ from typing import Self
 
 import torch
 
+from backbone.engine.copy_rules import CopyRule
+from backbone.engine.devices import Device, torch_device
 from backbone.engine.expert_store import ExpertStore
+from backbone.engine.fast_ops import FastOps
 from backbone.engine.model import Model
 from backbone.engine.ops import Ops
 from backbone.engine.stable_ops import StableOps
 from backbone.engine.tokenizer import Tokenizer
 from backbone.engine.torch_ops import TorchOps
+from kvasir.byte_sizes import format_size
 from kvasir.gguf_index import GGUFIndex
+from kvasir.kernels.backend import CPU as CPU_BACKEND
+from kvasir.kernels.backend import Backend
+from kvasir.kernels.native import usable_cores
 from kvasir.kernels.registry import kernel_for, kernel_named
 from kvasir.model_card import ModelCard
 from kvasir.slices import model_experts
@@ -29,9 +36,10 @@ logger = logging.getLogger(__name__)
 
 
 class Dense(StrEnum):
-    """How the dense path computes: KX1 in place with stable rows, or plain torch in f32 (the oracle)."""
+    """How the dense path computes: KX1 in place with stable rows, the same with copies for many rows, plain torch."""
 
     KX1 = "kx1"
+    FAST = "fast"
     FLOAT = "float"
 
 
@@ -61,23 +69,35 @@ class LoadedModel:
         n_slot: int,
         n_ctx: int | None = None,
         dense: Dense = Dense.KX1,
+        device: Device = Device.CPU,
+        fast_rows: int = 0,
+        gpu_expert_bytes: int = 0,
         kernel: KernelChoice = KernelChoice.AUTO,
         n_threads: int | None = None,
     ) -> Self:
         """Open a GGUF file with room for `n_slot` sequences of `n_ctx` tokens (default: the model's, at most 4096).
 
-        Dense path and experts use `n_threads` each (default: every usable core); they seldom run at once.
+        Dense path and experts use `n_threads` each (default: every usable core); they seldom run at once. The fast
+        dense path uses copies from `fast_rows` rows on (0: by measurement). With `gpu_expert_bytes` of its memory a
+        GPU computes experts, where that is faster; they have the same bits.
 
-        Raises GGUFError or UnsupportedModelError for the file, KernelError when the kernel cannot be used.
+        Raises GGUFError or UnsupportedModelError for the file, KernelError when the kernel cannot be used, ConfigError
+        for a device that is not there or cannot compute so.
         """
+        backend = Backend("auto", gpu_expert_bytes) if gpu_expert_bytes else CPU_BACKEND
         index = GGUFIndex.open(path)
         try:
             card = ModelCard.from_index(index)
             layers = [model_experts(index, card, layer) for layer in card.moe_layers]
             chosen = (
-                kernel_for(layers, n_threads) if kernel is KernelChoice.AUTO else kernel_named(kernel.value, n_threads)
+                kernel_for(layers, n_threads, backend)
+                if kernel is KernelChoice.AUTO
+                else kernel_named(kernel.value, n_threads, backend)
             )
-            model = Model.load(index, make_ops(dense, n_threads), n_slot=n_slot, n_ctx=n_ctx or min(card.n_ctx, 4096))
+            ops = make_ops(dense, n_threads, device, fast_rows)
+            model = Model.load(index, ops, n_slot=n_slot, n_ctx=n_ctx or min(card.n_ctx, 4096))
+            if isinstance(ops, FastOps):
+                logger.info("dense path %s; the copies take %s", ops.name, format_size(ops.copy_bytes))
             return cls(index, card, Tokenizer.from_metadata(index.metadata), model, ExpertStore(index, card, chosen))
         except BaseException:
             index.close()
@@ -99,7 +119,17 @@ class LoadedModel:
         self.close()
 
 
-def make_ops(dense: Dense, n_threads: int | None = None) -> Ops:
-    """The arithmetic of the dense path. torch's own pool gets one thread: its parts are too small to be split."""
-    torch.set_num_threads(1)
+def make_ops(dense: Dense, n_threads: int | None = None, device: Device = Device.CPU, fast_rows: int = 0) -> Ops:
+    """The arithmetic of the dense path.
+
+    torch's own pool gets one thread, as its parts are too small to be split, but for products with copies. Raises
+    ConfigError for a device that is not there or cannot compute so.
+    """
+    place = torch_device(device, is_exact=dense is Dense.KX1)
+    is_fast = dense is Dense.FAST
+    torch.set_num_threads((n_threads or usable_cores()) if is_fast and place.type == "cpu" else 1)
+    if place.type != "cpu":
+        return TorchOps(torch.float32, place, torch.bfloat16 if is_fast else torch.float32)
+    if is_fast:
+        return FastOps(n_threads, CopyRule(torch.bfloat16, fast_rows) if fast_rows else None)
     return StableOps(n_threads=n_threads) if dense is Dense.KX1 else TorchOps(torch.float32)

@@ -62,8 +62,9 @@ class DenseTensors:
         return self.matrix(name, n_out, n_in)
 
     def vector(self, name: str, *shape: int) -> Tensor:
-        """A small float tensor in the Ops' dtype."""
-        return torch.from_numpy(self._index.values(self._take(name, shape))).to(self._ops.dtype)
+        """A small float tensor in the Ops' dtype, where they compute."""
+        values = torch.from_numpy(self._index.values(self._take(name, shape)))
+        return values.to(self._ops.dtype).to(self._ops.device)
 
     def leave(self, name: str) -> None:
         """A tensor that somebody else reads."""

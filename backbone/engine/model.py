@@ -81,7 +81,7 @@ class Model:
         self._layers = tuple(layers)
         self._output_norm = output_norm
         self._output = output
-        self._ropes = {rope: RopeTable(rope, cache.n_ctx, ops.dtype) for rope in config.ropes}
+        self._ropes = {rope: RopeTable(rope, cache.n_ctx, ops.dtype, ops.device) for rope in config.ropes}
 
     @classmethod
     def load(cls, index: GGUFIndex, ops: Ops, *, n_slot: int, n_ctx: int) -> Self:
@@ -102,7 +102,7 @@ class Model:
         return cls(
             config,
             ops,
-            SlotCache(config, n_slot=n_slot, n_ctx=n_ctx, dtype=ops.dtype),
+            SlotCache(config, n_slot=n_slot, n_ctx=n_ctx, dtype=ops.dtype, device=ops.device),
             embedding=embedding,
             layers=layers,
             output_norm=output_norm,
@@ -139,4 +139,4 @@ class Model:
         for row in rows:
             if not 0 <= row < batch.n_rows:
                 raise RequestError(f"logits of row {row} are wanted, the batch has rows 0 to {batch.n_rows - 1}")
-        return torch.tensor(rows, dtype=torch.int64)
+        return torch.tensor(rows, dtype=torch.int64, device=self.ops.device)

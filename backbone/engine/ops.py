@@ -2,7 +2,7 @@
 
 `torch_ops` is the oracle: plain torch in float32 or float64. `stable_ops` is what production runs: quantised
 matrices in place, and every result row computed in a fixed order from its own inputs alone, so that a row's bits do
-not depend on its batch, on the chunking of a prompt or on the thread count.
+not depend on its batch, on the chunking of a prompt or on the thread count. `fast_ops` trades that for speed.
 """
 
 from __future__ import annotations
@@ -68,7 +68,24 @@ class Ops(Protocol):
     """Each method treats every row on its own. T is the number of rows. Inputs are contiguous, results are new."""
 
     @property
-    def dtype(self) -> torch.dtype: ...
+    def name(self) -> str:
+        """What computes, with everything that may change a bit of a result; part of a model's fingerprint."""
+        ...
+
+    @property
+    def is_batch_stable(self) -> bool:
+        """Whether a row's bits never depend on the rows beside it."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of activations and caches."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where activations, caches and weights are."""
+        ...
 
     def make_linear(self, matrix: WeightMatrix, bias: Tensor | None = None) -> Linear:
         """Prepare a matrix of any ggml type that gguf can dequantise."""

@@ -51,5 +51,5 @@ def _within_best_groups(ranked: Tensor, config: RouterConfig) -> Tensor:
     grouped = ranked.view(ranked.shape[0], config.n_group, -1)  # [T, n_group, experts of a group]
     best = torch.sort(grouped, dim=-1, descending=True, stable=True).values[..., :_RANKED_IN_GROUP]
     chosen = _highest(best[..., 0] + best[..., 1], config.n_group_used)  # [T, n_group_used]
-    is_left_out = torch.ones(grouped.shape[:2], dtype=torch.bool).scatter_(1, chosen, False)
+    is_left_out = torch.ones(grouped.shape[:2], dtype=torch.bool, device=grouped.device).scatter_(1, chosen, False)
     return grouped.masked_fill(is_left_out.unsqueeze(-1), float("-inf")).flatten(1)

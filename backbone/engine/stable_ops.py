@@ -16,6 +16,8 @@ import torch
 from gguf import GGMLQuantizationType
 from torch import Tensor
 
+from backbone.engine.devices import CPU
+from backbone.engine.head_shapes import heads_input, heads_shape
 from backbone.engine.model_config import RouterConfig, ScoreFunction
 from backbone.engine.ops import HeadForm, KVLayer, Linear, Routing, Segment
 from backbone.engine.rope import RopeTable
@@ -38,6 +40,7 @@ class StableOps:
     """
 
     dtype = torch.float32
+    device = CPU
 
     def __init__(self, isa: str | None = None, n_threads: int | None = None) -> None:
         if not native.available():
@@ -49,6 +52,16 @@ class StableOps:
         self._rows = NativeRowOps(isa, n_threads)
         library = native.load()
         self._lib, self._isa, self._n_threads = library.lib, library.isa(self._kx1.isa_name), self._kx1.n_threads
+
+    @property
+    def name(self) -> str:
+        """The same everywhere, as its bits are."""
+        return "kx1"
+
+    @property
+    def is_batch_stable(self) -> bool:
+        """Always."""
+        return True
 
     def make_linear(self, matrix: WeightMatrix, bias: Tensor | None = None) -> Linear:
         """KX1 in place where it has the type and the width, else dequantised once to f32.
@@ -133,13 +146,13 @@ class StableOps:
     ) -> Tensor:
         """Norms, rotation, the cache and attention of projected rows, in one call."""
         query, key, value = _float_rows(query), _float_rows(key), _float_rows(value)
-        n_rows, shape = query.shape[0], _heads_shape(query, key, value, form, rope, cache)
+        n_rows, shape = query.shape[0], heads_shape(query, key, value, form, rope, cache)
         numbers = checked_segments(segments, n_rows, cache.keys.shape[0], shape[0])
         out = torch.empty((n_rows, shape[1], shape[4]))
         error = self._lib.kv_attend(
             self._isa,
             (ctypes.c_int64 * len(shape))(*shape),
-            _heads_input(query, key, value, form, rope),
+            heads_input(query, key, value, form, rope),
             cache.keys.data_ptr(),
             cache.values.data_ptr(),
             address(numbers),
@@ -237,47 +250,6 @@ def _float_rows(x: Tensor) -> Tensor:
     if x.dtype is not torch.float32:
         raise KernelError(f"rows are {x.dtype}; torch.float32 is needed")
     return x if x.is_contiguous() else x.contiguous()
-
-
-def _heads_input(query: Tensor, key: Tensor, value: Tensor, form: HeadForm, rope: RopeTable) -> native.HeadsInput:
-    """Addresses, for as long as the tensors live."""
-    return native.HeadsInput(
-        query.data_ptr(),
-        key.data_ptr(),
-        value.data_ptr(),
-        None if form.query_norm is None else form.query_norm.data_ptr(),
-        None if form.key_norm is None else form.key_norm.data_ptr(),
-        rope.cos.data_ptr(),
-        rope.sin.data_ptr(),
-        form.norm_eps,
-        form.scale,
-    )
-
-
-def _heads_shape(
-    query: Tensor, key: Tensor, value: Tensor, form: HeadForm, rope: RopeTable, cache: KVLayer
-) -> tuple[int, ...]:
-    """heads_shape of csrc/rowops.h. Raises KernelError for parts that do not fit together."""
-    n_slot, n_ctx, n_kv_head, d_head = cache.keys.shape
-    d_value, (n_rows, d_query) = cache.values.shape[3], query.shape
-    norms = [0 if norm is None else norm.numel() for norm in (form.query_norm, form.key_norm)]
-    wanted = (
-        ("keys", key.shape, (n_rows, n_kv_head * d_head)),
-        ("values", value.shape, (n_rows, n_kv_head * d_value)),
-        ("cached values", cache.values.shape, (n_slot, n_ctx, n_kv_head, d_value)),
-        ("cosines", rope.cos.shape, (n_ctx, rope.cos.shape[1])),
-    )
-    for name, found, fitting in wanted:
-        if found != fitting:
-            raise KernelError(f"{name} {list(found)} do not fit; {list(fitting)} are needed")
-    if d_query % (n_kv_head * d_head) or 2 * rope.cos.shape[1] > d_head:
-        raise KernelError(f"queries of {d_query} and {rope.cos.shape[1]} rotated pairs do not fit heads of {d_head}")
-    if norms[0] not in (0, d_head, d_query) or norms[1] not in (0, d_head, n_kv_head * d_head):
-        raise KernelError(f"head norms of {norms} weights do not fit heads of {d_head}")
-    for tensor in (cache.keys, cache.values, rope.cos, rope.sin):
-        if tensor.dtype is not torch.float32 or not tensor.is_contiguous():
-            raise KernelError("cache and rotations are used where they lie: they must be float32 and contiguous")
-    return (n_ctx, d_query // d_head, n_kv_head, d_head, d_value, *norms, rope.cos.shape[1], form.has_adjacent_pairs)
 
 
 def _array(tensor: Tensor) -> FloatArray:

@@ -1,7 +1,7 @@
-"""The dense path in plain torch, float32 or float64, with dequantised weights: the oracle, and the fallback.
+"""The dense path in plain torch, with dequantised weights: the oracle, the fallback, and what runs on a CUDA device.
 
-The loader and the layers use it through `ops.Ops`. Each sequence is computed by itself and never padded, but float32
-matrix products may depend on the batch in their last bits; `stable_ops` is what has fixed bits.
+The loader and the layers use it through `ops.Ops`. Each sequence is computed by itself and never padded, but matrix
+products may depend on the batch, and on the device, in their last bits; `stable_ops` is what has fixed bits.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as nnf
 from torch import Tensor
 
+from backbone.engine.devices import CPU
 from backbone.engine.model_config import RouterConfig
 from backbone.engine.ops import HeadForm, KVLayer, Linear, Routing, Segment
 from backbone.engine.rope import RopeTable
@@ -24,27 +25,56 @@ _SOFTPLUS_IS_IDENTITY = 50.0  # above this exp(-x) is nothing, even in float64
 
 
 class TorchOps:
-    """Implements `Ops`."""
+    """Implements `Ops`. Matrices are held in `weight_dtype` (default: as all the rest), everything on one device."""
 
-    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+    is_batch_stable = False
+
+    def __init__(
+        self,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device = CPU,
+        weight_dtype: torch.dtype | None = None,
+    ) -> None:
         self._dtype = dtype
+        self._device = device
+        self._weight_dtype = weight_dtype or dtype
+
+    @property
+    def name(self) -> str:
+        """Types and device: another one gives other bits."""
+        types = dict.fromkeys(str(dtype).removeprefix("torch.") for dtype in (self._weight_dtype, self._dtype))
+        return f"float: {' and '.join(types)} on {self._device.type}"
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of weights and activations."""
+        """Of activations and caches."""
         return self._dtype
 
+    @property
+    def device(self) -> torch.device:
+        """Where everything is."""
+        return self._device
+
     def make_linear(self, matrix: WeightMatrix, bias: Tensor | None = None) -> Linear:
-        """Dequantise a matrix."""
-        return Linear(matrix.n_in, matrix.n_out, self._dequantised(matrix, slice(None)), bias)
+        """Dequantise a matrix. One that is stored in f32, as routers are, keeps its type."""
+        is_quantised = matrix.quant_type is not gguf.GGMLQuantizationType.F32
+        values = self._dequantised(matrix, slice(None)).to(self._weight_dtype if is_quantised else self._dtype)
+        return Linear(matrix.n_in, matrix.n_out, values.to(self._device), bias)
 
     def linear(self, x: Tensor, *linears: Linear) -> tuple[Tensor, ...]:
         """x [T, n_in] -> one [T, n_out] a linear."""
-        return tuple(nnf.linear(x, linear.weight, linear.bias) for linear in linears)
+        return tuple(self._linear(x, linear) for linear in linears)
+
+    def _linear(self, x: Tensor, linear: Linear) -> Tensor:
+        weight: Tensor = linear.weight
+        if weight.dtype is x.dtype:
+            return nnf.linear(x, weight, linear.bias)
+        result = nnf.linear(x.to(weight.dtype), weight).to(x.dtype)
+        return result if linear.bias is None else result + linear.bias
 
     def embed(self, matrix: WeightMatrix, token_ids: Tensor) -> Tensor:
         """Dequantise the rows that are asked for: int64 [T] -> [T, n_in]."""
-        return self._dequantised(matrix, token_ids.numpy())
+        return self._dequantised(matrix, token_ids.numpy()).to(self._device)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Over the last dimension."""
@@ -65,8 +95,8 @@ class TorchOps:
         segments: Sequence[Segment],
     ) -> Tensor:
         """Norms, rotation, the cache and attention of projected rows, one after the other."""
-        slots = torch.tensor([s.slot for s in segments for _ in range(s.n_rows)])
-        positions = torch.tensor([s.position + row for s in segments for row in range(s.n_rows)])
+        slots = torch.tensor([s.slot for s in segments for _ in range(s.n_rows)], device=self._device)
+        positions = torch.tensor([s.position + row for s in segments for row in range(s.n_rows)], device=self._device)
         cos, sin = rope.at(positions)
         query, key = (
             self.rope(self._heads(x, norm, form.norm_eps, cache), cos, sin, adjacent_pairs=form.has_adjacent_pairs)
@@ -109,7 +139,7 @@ class TorchOps:
                 q[first : first + n].transpose(0, 1)[None],
                 cache.keys[slot, :end].transpose(0, 1)[None],
                 cache.values[slot, :end].transpose(0, 1)[None],
-                attn_mask=torch.ones(n, end, dtype=torch.bool).tril(position),
+                attn_mask=torch.ones(n, end, dtype=torch.bool, device=q.device).tril(position),
                 scale=scale,
                 enable_gqa=True,
             )[0].transpose(0, 1)

@@ -69,7 +69,7 @@ class Command(BaseCommand):
             "--dense",
             choices=list(Dense),
             default=Dense.KX1,
-            help="arithmetic of the dense path (float: the torch oracle)",
+            help="arithmetic of the dense path: exact, faster for many rows, or the torch oracle",
         )
         parser.add_argument("--kernel", choices=list(KernelChoice), default=KernelChoice.AUTO, help="expert kernel")
         parser.add_argument("--threads", type=int, help="threads to compute with (default: all cores)")
