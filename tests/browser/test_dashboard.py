@@ -6,7 +6,7 @@ import asyncio
 import os
 import re
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import httpx
@@ -32,6 +32,9 @@ TOKENS = """() => [0, 1, 2, 3, 4].map((step) => {
 })"""
 
 
+Cells = Mapping[tuple[int, int], tuple[int, int]]
+
+
 async def ask(service: ServiceProcess, path: str, token: str, **sent: Any) -> httpx.Response:
     method = "POST" if sent else "GET"
     async with httpx.AsyncClient(timeout=DEADLINE_S, trust_env=False) as client:
@@ -41,10 +44,9 @@ async def ask(service: ServiceProcess, path: str, token: str, **sent: Any) -> ht
     return reply
 
 
-async def demanded(service: ServiceProcess) -> dict[tuple[int, int], tuple[int, int]]:
+async def demanded(service: ServiceProcess, token: str) -> Cells:
     """Replicas and target by layer and expert, as the market tells any node."""
-    node = (await ask(service, "/api/nodes", "", json={"name": "looker"})).json()
-    (model,) = (await ask(service, "/api/expert-demand", node["token"])).json()["models"]
+    (model,) = (await ask(service, "/api/expert-demand", token)).json()["models"]
     return {
         (layer["layer"], expert): (segment["replicas"], segment["target"])
         for layer in model["layers"]
@@ -97,30 +99,48 @@ def test_its_numbers_are_the_apis(service: ServiceProcess) -> None:
 def test_its_map_is_the_markets(service: ServiceProcess) -> None:
     async def scenario(browser: Chromium) -> None:
         page = await open_dashboard(browser, service)
-        cells = await demanded(service)
-        assert len(cells) == 6 * 16
-        colours, steps = await page.evaluate(COLOURS, [6, 16]), await page.evaluate(TOKENS)
-        assert colours == [steps[step_of(*cells[divmod(i, 16)])] for i in range(96)]
+        token = str((await ask(service, "/api/nodes", "", json={"name": "looker"})).json()["token"])
+        steps = await page.evaluate(TOKENS)
         assert len(set(steps)) == 5
-        await check_keys(page, cells)
+
+        def is_drawn(cells: Cells, colours: object) -> bool:
+            assert len(cells) == 6 * 16
+            return bool(colours == [steps[step_of(*cells[divmod(i, 16)])] for i in range(96)])
+
+        await until_shown(page, service, token, f"({COLOURS})([6, 16])", is_drawn)
+        await check_keys(page, service, token)
         await page.click("summary")
         await wait_until(page, "document.querySelectorAll('table:has(caption) tbody tr').length === 6")
+        replicas = await page.evaluate(COLOURS, [6, 16])
         await page.check("input[value=traffic]")
         await wait_until(page, "document.querySelector('.scale') !== null")
-        await wait_until(page, f"String(({COLOURS})([6, 16])) !== {','.join(colours)!r}")
+        await wait_until(page, f"String(({COLOURS})([6, 16])) !== {','.join(replicas)!r}")
 
     browse(scenario, viewport={"width": 1200, "height": 900})
 
 
-async def check_keys(page: Page, cells: Mapping[tuple[int, int], tuple[int, int]]) -> None:
+async def until_shown(
+    page: Page, service: ServiceProcess, token: str, expression: str, is_right: Callable[[Cells, Any], bool]
+) -> None:
+    """Until the page shows what the market tells: targets move with traffic, and the page hears it a moment later."""
+    until = asyncio.get_running_loop().time() + DEADLINE_S
+    while not is_right(cells := await demanded(service, token), shown := await page.evaluate(expression)):
+        assert asyncio.get_running_loop().time() < until, (cells, shown)
+        await asyncio.sleep(0.1)
+
+
+async def check_keys(page: Page, service: ServiceProcess, token: str) -> None:
     """Walk over the map by keys; every cell says what the market says of it."""
     walk = {"Home": (0, 0), "End": (0, 15), "ArrowDown": (1, 15), "PageDown": (5, 15), "ArrowLeft": (5, 14)}
     await page.focus(".heat canvas")
     for key, place in walk.items():
         await page.keyboard.press(key)
-        replicas, target = cells[place]
-        words = f"Layer {place[0]}, expert {place[1]} · {replicas} of {target} replica"
-        await wait_until(page, f"{CELL}.startsWith({words!r})")
+
+        def is_told(cells: Cells, text: str, place: tuple[int, int] = place) -> bool:
+            replicas, target = cells[place]
+            return text.startswith(f"Layer {place[0]}, expert {place[1]} · {replicas} of {target} replica")
+
+        await until_shown(page, service, token, CELL, is_told)
     await page.keyboard.press("Escape")
     await wait_until(page, f"{CELL}.startsWith('Point at a cell')")
 
