@@ -251,8 +251,11 @@ class ExpertDispatcher:
         if self._transport.coverage().held.get(attempt.batch.worker_id) != attempt.held:
             return MOVED  # its local ids may mean other experts now: that is nobody's lie
         wanted = job.answer_shape(attempt.batch)
+        reason = None
         if answer.shape != wanted:
             reason = f"the answer has shape {answer.shape}, {wanted} was asked for"
+        reason = reason or job.impossible(attempt.batch, answer)
+        if reason is not None:
             if self._guard is not None:
                 self._guard.note_oddity(attempt.batch.worker_id, reason)
             return reason

@@ -24,7 +24,7 @@ from backbone.engine.step_rows import StepRows
 from backbone.engine.transport import SumTransport, Transport
 from kvasir.experts import FloatRows
 from kvasir.kernels.api import EncodedRows, RowFormat
-from kvasir.kernels.sums import Exponents, RowSums, sum_outputs, sums_to_float
+from kvasir.kernels.sums import LIMIT, Exponents, RowSums, sum_outputs, sums_to_float
 from kvasir.wire_frames import SumOrder
 
 
@@ -69,6 +69,10 @@ class LayerCall(ABC):
     @abstractmethod
     def answer_shape(self, batch: DispatchBatch) -> tuple[int, int]:
         """What the answer to a batch must look like."""
+
+    def impossible(self, batch: DispatchBatch, answer: Answer) -> str | None:
+        """What no honest worker answers, of an answer of the right shape; None when nothing is."""
+        return None
 
     @abstractmethod
     def reply(self, batch: DispatchBatch, answer: Answer) -> Reply:
@@ -145,6 +149,13 @@ class SumCall(LayerCall):
 
     def answer_shape(self, batch: DispatchBatch) -> tuple[int, int]:
         return len(batch.rows), self.d_model
+
+    def impossible(self, batch: DispatchBatch, answer: Answer) -> str | None:
+        """A sum over so many pairs cannot be larger, and larger ones could overflow when they are added up."""
+        most = np.bincount(batch.pair_rows, minlength=len(batch.rows)).astype(np.int64) * LIMIT
+        if (answer.max(axis=1) > most).any() or (answer.min(axis=1) < -most).any():
+            return f"the answer holds a sum beyond {LIMIT} for each of its row's pairs"
+        return None
 
     def reply(self, batch: DispatchBatch, answer: Answer) -> Reply:
         rows, ids = self.rows[batch.rows], self.ids_of(batch.pair_slots)

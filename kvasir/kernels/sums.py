@@ -16,6 +16,7 @@ from kvasir.kernels.api import Pairs
 from kvasir.kernels.native import address
 
 BLOCK = 256
+LIMIT = 1 << 26  # of one pair's integer
 MAX_PAIRS_OF_ROW = 31  # 31 * 2^26 < 2^31
 MIN_EXPONENT, MAX_EXPONENT = -180, 127
 

@@ -191,7 +191,11 @@ def late(sums: RowSums) -> RowSums:
     raise EdgeTimeout("no result within 1 s")
 
 
-@pytest.mark.parametrize("answer", [late, lambda sums: sums[:1], lambda sums: sums[:, :128]])
+def too_large(sums: RowSums) -> RowSums:
+    return np.where(np.arange(256) == 3, np.int32(-(2**31)), sums).astype(np.int32)
+
+
+@pytest.mark.parametrize("answer", [late, too_large, lambda sums: sums[:1], lambda sums: sums[:, :128]])
 def test_what_cannot_be_used_is_computed_here(loaded: LoadedModel, scale: SumScale, answer: Answer) -> None:
     alone, _ = combined(loaded, scale, NoWorkers())
     swarm = Swarm(loaded.store, halves(8), answer)
