@@ -13,6 +13,7 @@ import json
 import statistics
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -117,11 +118,13 @@ def decode(loaded: LoadedModel, edges: Transport, prompts: Prompts, n_tokens: in
 
 async def _steps(engine: Engine, meter: ShareMeter, kept: dict[EngineSequence, LastTokens]) -> None:
     while engine.has_work:
+        n_tokens: Counter[EngineSequence] = Counter()
         for event in await engine.step():
             if event.error is not None:
                 raise event.error
-        for sequence, _, token in meter.end():
-            if token is not None:
+            n_tokens[event.sequence] += 1
+        for sequence, _, tokens, _ in meter.end(n_tokens):
+            for token in tokens:
                 kept[sequence].add(token)
 
 

@@ -5,11 +5,13 @@ The model calls it with the normalised rows of a batch; keys and values go into 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
 from torch import Tensor
 
+from backbone.engine.kv_cache import Kept, SlotCache
 from backbone.engine.loader import DenseTensors
 from backbone.engine.model_config import AttentionConfig, ModelConfig, QKNorm
 from backbone.engine.ops import HeadForm, KVLayer, Linear, Ops
@@ -73,3 +75,6 @@ class Attention:
         if gate is not None:
             heads = heads * self.ops.sigmoid(gate)
         return self.ops.linear(heads.view(n_rows, -1), self.output)[0]
+
+    def settle(self, cache: SlotCache, kept: Sequence[Kept]) -> None:
+        """Nothing: keys and values lie by position, and nothing reads behind a sequence's end."""

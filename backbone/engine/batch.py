@@ -22,28 +22,37 @@ class SlotTokens(NamedTuple):
 
     slot: int
     token_ids: Sequence[int]
+    is_tentative: bool = False  # how many of its rows are kept is decided after the forward
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """Rows of one forward; segments are in row order and cover all rows."""
+    """Rows of one forward; segments are in row order and cover all rows. The last `n_tentative` may lose rows."""
 
     token_ids: Tensor  # int64 [T]
     segments: tuple[Segment, ...]
+    n_tentative: int = 0
 
     @classmethod
     def of(cls, parts: Iterable[SlotTokens | tuple[int, Sequence[int]]], cache: SlotCache) -> Batch:
-        """The next tokens of some slots, each continuing at its length in the cache. RequestError if one is empty."""
+        """The next tokens of some slots, each continuing at its length in the cache, tentative ones last.
+
+        RequestError if one is empty, or out of this order.
+        """
         token_ids: list[int] = []
         segments: list[Segment] = []
-        for slot, tokens in parts:
+        n_tentative = 0
+        for slot, tokens, is_tentative in (SlotTokens(*part) for part in parts):
+            if n_tentative and not is_tentative:
+                raise RequestError(f"slot {slot} is not tentative and comes after one that is")
+            n_tentative += is_tentative
             if len(tokens) == 0:
                 raise RequestError(f"slot {slot} was given no token to compute")
             segments.append(Segment(slot, len(token_ids), len(tokens), cache.length(slot)))
             token_ids.extend(tokens)
         if not segments:
             raise RequestError("a batch needs at least one token")
-        return cls(torch.tensor(token_ids, dtype=torch.int64), tuple(segments))
+        return cls(torch.tensor(token_ids, dtype=torch.int64), tuple(segments), n_tentative)
 
     @property
     def n_rows(self) -> int:

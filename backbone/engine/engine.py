@@ -1,11 +1,13 @@
 """The engine: running and waiting sequences over one model. `step` is schedule, forward, sample, and nothing else.
 
 Callers add sequences and run steps from one event loop. The engine knows no request protocol; what a step produced
-comes back as events.
+comes back as events. Drafts are verified by choosing each token as ever: one that differs from its draft drops the
+rows after it, so that a text is the same with and without drafts.
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
@@ -15,7 +17,9 @@ from numpy.typing import NDArray
 
 from backbone.engine.batch import Batch, SlotTokens
 from backbone.engine.expert_caller import ExpertCaller, StepAware
+from backbone.engine.kv_cache import Kept
 from backbone.engine.model import Model
+from backbone.engine.row_cost import RowCost
 from backbone.engine.sampling import Sampled
 from backbone.engine.scheduler import Chunk, plan_step
 from backbone.engine.sequence import FinishReason, Sequence
@@ -45,11 +49,13 @@ class Engine:
         max_rows: int = 512,
         on_logits: Callable[[Sequence, Logits], None] = lambda sequence, logits: None,
         on_chunks: Callable[[tuple[Chunk, ...]], None] = lambda chunks: None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`max_rows` bounds the rows of a step beyond one for each decoding sequence.
 
         `on_logits` sees the f32 [n_vocab] that each token was sampled from, `on_chunks` a step's rows before they run.
-        Several engines may share a model: what they run is on different slots.
+        Several engines may share a model: what they run is on different slots. The clock only decides how far
+        sequences with drafts draft.
         """
         self._model = model
         self._experts = experts
@@ -59,6 +65,8 @@ class Engine:
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
         self._in_step: set[Sequence] = set()
+        self._clock = clock
+        self._row_cost = RowCost()
 
     @property
     def n_sequences(self) -> int:
@@ -112,14 +120,14 @@ class Engine:
         A forward that raises fails the sequences in it, a token that cannot be chosen its own sequence alone. One step
         at a time. When it is cancelled, its sequences must be cancelled.
         """
-        plan = plan_step(self._running, self._waiting, self._model.cache.n_free, self._max_rows)
+        plan = plan_step(self._running, self._waiting, self._model.cache.n_free, self._max_rows, self._drafting())
         if not plan.chunks:
             return []
         for sequence in plan.admitted:
             sequence.slot = self._model.cache.allocate()
             self._running.append(sequence)
             self._waiting.remove(sequence)
-        sampling = [chunk for chunk in plan.chunks if chunk.n_rows == chunk.sequence.n_pending]
+        sampling = [chunk for chunk in plan.chunks if chunk.is_sampling]
         self._on_chunks(plan.chunks)
         if isinstance(self._experts, StepAware):
             self._experts.begin_step(plan.chunks)
@@ -132,9 +140,41 @@ class Engine:
         finally:
             self._leave_step()
         for chunk in plan.chunks:
-            chunk.sequence.n_cached += chunk.n_rows
-        rows = zip(sampling, logits, strict=True)
-        return [self._advance(chunk.sequence, row) for chunk, row in rows if chunk.sequence.finish_reason is None]
+            chunk.sequence.n_cached += chunk.n_own
+        return self._choose(sampling, logits)
+
+    def _drafting(self) -> Callable[[Sequence, int], tuple[int, ...]]:
+        n_decoding = sum(sequence.n_pending == 1 for sequence in self._running)
+        row_cost, n_ctx = self._row_cost.relative(n_decoding), self.n_ctx
+        return lambda sequence, room: sequence.draft(row_cost, room, n_ctx)
+
+    def _choose(self, sampling: list[Chunk], logits: Logits) -> list[TokenEvent]:
+        """The next tokens of each chunk's sequence, in order; what was drafted and not chosen is forgotten."""
+        events, kept, row = [], [], 0
+        for chunk in sampling:
+            if chunk.sequence.finish_reason is None:
+                found = self._verify(chunk, logits[row : row + 1 + len(chunk.drafts)])
+                events += found
+                if chunk.drafts and chunk.sequence.slot is not None:
+                    chunk.sequence.n_cached += len(found) - 1
+                    kept.append(Kept(chunk.sequence.slot, chunk.n_own + len(found) - 1))
+            row += 1 + len(chunk.drafts)
+        if kept:
+            self._model.settle(kept)
+        return events
+
+    def _verify(self, chunk: Chunk, logits: Logits) -> list[TokenEvent]:
+        """Choose tokens as long as each is what was drafted in its place: those are what the next row was computed for.
+
+        The last of them is the one that was not drafted, or that ends the sequence.
+        """
+        events = []
+        for row, draft in zip(logits, (*chunk.drafts, None), strict=True):
+            event = self._advance(chunk.sequence, row)
+            events.append(event)
+            if event.finish_reason is not None or event.sampled is None or event.sampled.token != draft:
+                break
+        return events
 
     def _leave_step(self) -> None:
         """Take out what was cancelled while its rows were computed."""
@@ -144,12 +184,17 @@ class Engine:
             self._remove(sequence)
 
     async def _forward(self, chunks: tuple[Chunk, ...], sampling: list[Chunk]) -> Logits:
-        """Logits [len(sampling), n_vocab] of the last rows of the chunks that reach their sequence's end."""
-        parts = [SlotTokens(_slot(chunk.sequence), chunk.sequence.next_tokens(chunk.n_rows)) for chunk in chunks]
-        batch = Batch.of(parts, self._model.cache)
+        """Logits of the chunks that reach their sequence's end, of its last row and of each draft's."""
+        batch = Batch.of([_slot_tokens(chunk) for chunk in chunks], self._model.cache)
         wanted = {id(chunk) for chunk in sampling}
-        rows = [row for chunk, row in zip(chunks, batch.last_rows, strict=True) if id(chunk) in wanted]
+        rows: list[int] = []
+        for chunk, last in zip(chunks, batch.last_rows, strict=True):
+            if id(chunk) in wanted:
+                rows += range(last - len(chunk.drafts), last + 1)
+        began = self._clock()
         logits = await self._model.forward(batch, self._experts, rows)
+        if len(rows) == batch.n_rows:  # rows of prompts cost less
+            self._row_cost.add(batch.n_rows, self._clock() - began)
         return logits.float().cpu().numpy()
 
     def _advance(self, sequence: Sequence, logits: Logits) -> TokenEvent:
@@ -176,7 +221,8 @@ class Engine:
             sequence.slot = None
 
 
-def _slot(sequence: Sequence) -> int:
+def _slot_tokens(chunk: Chunk) -> SlotTokens:
+    sequence = chunk.sequence
     if sequence.slot is None:
         raise RequestError(f"sequence {sequence.request_id} has no slot")
-    return sequence.slot
+    return SlotTokens(sequence.slot, [*sequence.next_tokens(chunk.n_own), *chunk.drafts], bool(chunk.drafts))

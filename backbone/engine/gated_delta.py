@@ -1,20 +1,23 @@
 """A recurrent layer by the gated delta rule (Qwen3-Next, Qwen3.5), in GGUF's layout.
 
 The model calls it in place of attention. Its state per sequence has a fixed size; value heads are stored tiled, so
-value head h reads key head h % n_k_head.
+value head h reads key head h % n_k_head. A tentative segment runs on a copy of its state and leaves behind what the
+state needs of its rows; `settle` then runs the kept rows on the state itself, by the same steps, to the same bits.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
+import torch
 from torch import Tensor
 
-from backbone.engine.kv_cache import DeltaLayer
+from backbone.engine.kv_cache import DeltaLayer, DeltaRows, Kept, SlotCache
 from backbone.engine.loader import DenseTensors
 from backbone.engine.model_config import GatedDeltaConfig, ModelConfig
-from backbone.engine.ops import Linear, Ops
+from backbone.engine.ops import Linear, Ops, Segment
 from backbone.engine.step import Step
 
 _L2_EPS = 1e-6  # fixed in the reference, whatever the model's norms use
@@ -59,20 +62,53 @@ class GatedDelta:
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
         """x [T, d_model] -> [T, d_model]."""
-        config, ops, n_rows = self.config, self.ops, x.shape[0]
-        layer_state = step.cache.state(self.layer)
-        if not isinstance(layer_state, DeltaLayer):
-            raise TypeError(f"layer {self.layer} has no recurrent state")
+        ops = self.ops
         mixed, gate, alpha, beta = ops.linear(x, self.conv_inputs, self.output_gate, self.alpha, self.beta)
-        mixed = ops.silu(ops.causal_conv(mixed, self.conv, layer_state.conv, step.segments))
+        heads = self._heads(DeltaRows(mixed, alpha, beta), step)
+        heads = ops.rms_norm(heads, self.norm, self.norm_eps)
+        gated = ops.silu_mul(gate, heads.reshape(x.shape[0], self.config.d_value))
+        return ops.linear(gated, self.output)[0]
+
+    def settle(self, cache: SlotCache, kept: Sequence[Kept]) -> None:
+        """Run the kept rows on the state, which is still that from before the forward."""
+        parts = [(slot, cache.delta_rows(slot, self.layer).part(0, n_rows)) for slot, n_rows in kept if n_rows]
+        if not parts:
+            return
+        segments, first_row = [], 0
+        for slot, rows in parts:
+            segments.append(Segment(slot, first_row, len(rows.mixed), cache.length(slot)))
+            first_row += len(rows.mixed)
+        columns = zip(*(rows for _, rows in parts), strict=True)
+        self._advance(DeltaRows(*map(torch.cat, columns)), self._state(cache), segments)
+
+    def _state(self, cache: SlotCache) -> DeltaLayer:
+        state = cache.state(self.layer)
+        if not isinstance(state, DeltaLayer):
+            raise TypeError(f"layer {self.layer} has no recurrent state")
+        return state
+
+    def _heads(self, rows: DeltaRows, step: Step) -> Tensor:
+        """[T, n_v_head, d_v]; firm segments move their state on, tentative ones a copy."""
+        state, n_firm = self._state(step.cache), len(step.segments) - step.n_tentative
+        firm, tentative = step.segments[:n_firm], step.segments[n_firm:]
+        if not tentative:
+            return self._advance(rows, state, firm)
+        split, n_rows = tentative[0].first_row, len(rows.mixed)
+        slots = [segment.slot for segment in tentative]
+        copied = DeltaLayer(state.conv[slots], state.state[slots])
+        own = [Segment(n, s.first_row - split, s.n_rows, s.position) for n, s in enumerate(tentative)]
+        heads = self._advance(rows.part(split, n_rows), copied, own)
+        for slot, first, n, _ in tentative:
+            step.cache.put_delta_rows(slot, self.layer, rows.part(first, first + n).copy())
+        return torch.cat([self._advance(rows.part(0, split), state, firm), heads]) if firm else heads
+
+    def _advance(self, rows: DeltaRows, state: DeltaLayer, segments: Sequence[Segment]) -> Tensor:
+        """Move the state on by these rows; their heads [n, n_v_head, d_v]."""
+        config, ops, n_rows = self.config, self.ops, len(rows.mixed)
+        mixed = ops.silu(ops.causal_conv(rows.mixed, self.conv, state.conv, segments))
         d_key = config.n_k_head * config.d_k
         query = ops.l2_norm(mixed[:, :d_key].reshape(n_rows, config.n_k_head, config.d_k), _L2_EPS) * config.d_k**-0.5
         key = ops.l2_norm(mixed[:, d_key : 2 * d_key].reshape(n_rows, config.n_k_head, config.d_k), _L2_EPS)
         value = mixed[:, 2 * d_key :].reshape(n_rows, config.n_v_head, config.d_v)
-        log_decay = self.decay_rate * ops.softplus(alpha + self.decay_bias)  # [T, n_v_head]
-        heads = ops.delta_rule(
-            query, key, value, log_decay, ops.sigmoid(beta), layer_state.state, step.segments
-        )  # [T, n_v_head, d_v]
-        heads = ops.rms_norm(heads, self.norm, self.norm_eps)
-        gated = ops.silu_mul(gate, heads.reshape(n_rows, config.d_value))
-        return ops.linear(gated, self.output)[0]
+        log_decay = self.decay_rate * ops.softplus(rows.alpha + self.decay_bias)  # [n, n_v_head]
+        return ops.delta_rule(query, key, value, log_decay, ops.sigmoid(rows.beta), state.state, segments)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, TypeAlias
 
+from backbone.engine.draft_counts import DraftCounts
 from backbone.engine.sampling import Sampled
 from backbone.engine.sampling_params import SamplingParams
 from backbone.engine.sequence import FinishReason, Sequence
@@ -94,6 +95,7 @@ class Completed(NamedTuple):
     n_completion_tokens: int
     shares: Shares
     trace: TokenTrace = NO_TRACE
+    drafts: DraftCounts = DraftCounts()
 
 
 class Broken(NamedTuple):
@@ -111,11 +113,18 @@ class Job:
     """One job's state. Only the service's loop changes it."""
 
     def __init__(
-        self, spec: JobSpec, tokenizer: Tokenizer, deadline_at: float, *, n_traced_tokens: int = N_TRACED
+        self,
+        spec: JobSpec,
+        tokenizer: Tokenizer,
+        deadline_at: float,
+        *,
+        n_traced_tokens: int = N_TRACED,
+        max_drafts: int = 0,
     ) -> None:
         """Makes the sequences, which reads the whole prompt: call it outside the loop.
 
-        `n_traced_tokens`: of how many of its first choice's tokens the sources are kept, the last ones.
+        `n_traced_tokens`: of how many of its first choice's tokens the sources are kept, the last ones. `max_drafts`
+        bounds the tokens of a draft; 0 drafts nothing.
         """
         self.spec = spec
         self.deadline_at = deadline_at
@@ -124,10 +133,19 @@ class Job:
         self.n_ended = 0
         self.n_completion_tokens = 0
         self.shares = Shares()
+        self.drafts = DraftCounts()
         self.last_tokens = LastTokens(n_traced_tokens)
         self.running: dict[Sequence, int] = {}  # with the number of its group
         self.pending = deque(
-            Sequence(spec.job_id, spec.prompt_ids, spec.params, tokenizer, choice=choice, is_strict=spec.is_strict)
+            Sequence(
+                spec.job_id,
+                spec.prompt_ids,
+                spec.params,
+                tokenizer,
+                choice=choice,
+                is_strict=spec.is_strict,
+                max_drafts=max_drafts,
+            )
             for choice in range(spec.n_choices)
         )
 

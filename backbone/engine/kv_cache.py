@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor
@@ -33,6 +33,29 @@ class DeltaLayer:
         """Back to the state before the first token."""
         self.conv[slot].zero_()
         self.state[slot].zero_()
+
+
+class DeltaRows(NamedTuple):
+    """What a gated-delta layer's state depends on, of some rows of one sequence."""
+
+    mixed: Tensor  # [n, n_conv_channel], before the convolution
+    alpha: Tensor  # [n, n_v_head]
+    beta: Tensor  # [n, n_v_head]
+
+    def part(self, start: int, stop: int) -> DeltaRows:
+        """Some of the rows, as views."""
+        return DeltaRows(self.mixed[start:stop], self.alpha[start:stop], self.beta[start:stop])
+
+    def copy(self) -> DeltaRows:
+        """The rows in memory of their own."""
+        return DeltaRows(self.mixed.clone(), self.alpha.clone(), self.beta.clone())
+
+
+class Kept(NamedTuple):
+    """So many of the first rows of a slot's tentative segment are the sequence's; the others never were."""
+
+    slot: int
+    n_rows: int
 
 
 LayerState = KVLayer | DeltaLayer
@@ -71,6 +94,7 @@ class SlotStatus(Enum):
     FREE = "free"
     READY = "ready"
     IN_USE = "in use by a forward"
+    TENTATIVE = "waiting for the decision which of its rows are kept"
     BROKEN = "half-written by a forward that failed; free or reset it"
 
 
@@ -90,6 +114,8 @@ class SlotCache:
         self._states = [_NEW_STATE[type(layer.mixer)](layer.mixer, n_slot, n_ctx, form) for layer in config.layers]
         self._status = [SlotStatus.FREE] * n_slot
         self._lengths = [0] * n_slot
+        self._n_tentative = [0] * n_slot  # rows
+        self._delta_rows: dict[tuple[int, int], DeltaRows] = {}  # of tentative segments, by slot and layer
         self._free = list(range(n_slot))  # a heap: the lowest slot is taken first
 
     @property
@@ -124,6 +150,7 @@ class SlotCache:
         """Give a slot back."""
         self._check_idle(slot)
         self._status[slot] = SlotStatus.FREE
+        self._drop_tentative(slot)
         heapq.heappush(self._free, slot)
 
     def reset(self, slot: int) -> None:
@@ -138,8 +165,10 @@ class SlotCache:
         return self._lengths[slot]
 
     @contextmanager
-    def using(self, segments: Sequence[Segment]) -> Iterator[None]:
+    def using(self, segments: Sequence[Segment], n_tentative: int = 0) -> Iterator[None]:
         """Hold the slots of a forward: their lengths move on when it ends well, else they are broken until reset.
+
+        The slots of the last `n_tentative` segments keep their lengths; `settling` decides.
 
         Raises RequestError, and holds nothing, when a slot is not ready, occurs twice, would become too long, or has
         another length than its segment's position.
@@ -152,10 +181,46 @@ class SlotCache:
             yield
             outcome = SlotStatus.READY
         finally:
-            for segment in segments:
+            n_firm = len(segments) - n_tentative
+            for number, segment in enumerate(segments):
                 self._status[segment.slot] = outcome
-                if outcome is SlotStatus.READY:
+                if outcome is not SlotStatus.READY:
+                    continue
+                if number < n_firm:
                     self._lengths[segment.slot] += segment.n_rows
+                else:
+                    self._status[segment.slot] = SlotStatus.TENTATIVE
+                    self._n_tentative[segment.slot] = segment.n_rows
+
+    @contextmanager
+    def settling(self, kept: Sequence[Kept]) -> Iterator[None]:
+        """Hold tentative slots while their kept rows become the sequences' own; broken when that fails.
+
+        Keys and values of rows that are not kept stay behind the sequence's end, where nothing reads them and its next
+        rows overwrite them. Raises RequestError, and holds nothing, when a slot is not tentative or has fewer rows.
+        """
+        for slot, n_rows in kept:
+            self._check_number(slot)
+            if self._status[slot] is not SlotStatus.TENTATIVE or not 0 <= n_rows <= self._n_tentative[slot]:
+                raise RequestError(
+                    f"slot {slot} is {self._status[slot].value}, with {self._n_tentative[slot]} tentative rows; "
+                    f"{n_rows} cannot be kept"
+                )
+        for slot, _ in kept:
+            self._status[slot] = SlotStatus.BROKEN
+        yield
+        for slot, n_rows in kept:
+            self._lengths[slot] += n_rows
+            self._status[slot] = SlotStatus.READY
+            self._drop_tentative(slot)
+
+    def put_delta_rows(self, slot: int, layer: int, rows: DeltaRows) -> None:
+        """Remember what a recurrent layer has to compute again from the rows that are kept."""
+        self._delta_rows[slot, layer] = rows
+
+    def delta_rows(self, slot: int, layer: int) -> DeltaRows:
+        """What was put for a tentative slot."""
+        return self._delta_rows[slot, layer]
 
     def _check_segments(self, segments: Sequence[Segment]) -> None:
         if len({segment.slot for segment in segments}) != len(segments):
@@ -183,8 +248,14 @@ class SlotCache:
         if self._status[slot] in (SlotStatus.FREE, SlotStatus.IN_USE):
             raise RequestError(f"slot {slot} is {self._status[slot].value}")
 
+    def _drop_tentative(self, slot: int) -> None:
+        self._n_tentative[slot] = 0
+        for layer in range(len(self._states)):
+            self._delta_rows.pop((slot, layer), None)
+
     def _clear(self, slot: int) -> None:
         self._lengths[slot] = 0
+        self._drop_tentative(slot)
         for state in self._states:
             if isinstance(state, DeltaLayer):
                 state.reset(slot)

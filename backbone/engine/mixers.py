@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor
 
 from backbone.engine.attention import Attention
 from backbone.engine.gated_delta import GatedDelta
+from backbone.engine.kv_cache import Kept, SlotCache
 from backbone.engine.loader import DenseTensors
 from backbone.engine.model_config import AttentionConfig, GatedDeltaConfig, LayerConfig, ModelConfig
 from backbone.engine.ops import Ops
@@ -20,6 +21,10 @@ class Mixer(Protocol):
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
         """Normalised rows [T, d_model] -> what is added to the residual stream [T, d_model]."""
+        ...
+
+    def settle(self, cache: SlotCache, kept: Sequence[Kept]) -> None:
+        """Bring the layer's state to the rows that are kept of tentative segments."""
         ...
 
 

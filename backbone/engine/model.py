@@ -17,7 +17,7 @@ from backbone.engine.arch import read_config
 from backbone.engine.batch import Batch
 from backbone.engine.expert_caller import ExpertCaller
 from backbone.engine.ffn import FFN, load_ffn
-from backbone.engine.kv_cache import SlotCache
+from backbone.engine.kv_cache import Kept, SlotCache
 from backbone.engine.loader import DenseTensors, leave_experts
 from backbone.engine.mixers import Mixer, load_mixer
 from backbone.engine.model_config import LayerConfig, ModelConfig, Presence
@@ -117,18 +117,27 @@ class Model:
     async def forward(self, batch: Batch, experts: ExpertCaller, logits_rows: Sequence[int] | None = None) -> Tensor:
         """Run a batch; returns logits [len(logits_rows), n_vocab] of some rows: by default each segment's last.
 
-        The batch's slots grow by its rows. Raises RequestError, before anything is computed, for token ids or rows
-        that do not exist and for slots that cannot take the batch. When it is cancelled or an expert call raises,
-        the batch's slots must be freed or reset.
+        The batch's slots grow by its rows, tentative ones when `settle` says by how many. Raises RequestError, before
+        anything is computed, for token ids or rows that do not exist and for slots that cannot take the batch. When it
+        is cancelled or an expert call raises, the batch's slots must be freed or reset.
         """
         rows = self._checked_rows(batch, logits_rows)
-        with self.cache.using(batch.segments):
-            step = Step(batch.segments, self.cache, self._ropes, experts)
+        with self.cache.using(batch.segments, batch.n_tentative):
+            step = Step(batch.segments, self.cache, self._ropes, experts, batch.n_tentative)
             x = self.ops.embed(self._embedding, batch.token_ids)  # [T, d_model]
             for layer in self._layers:
                 x = await layer.forward(x, step)
             x = self.ops.rms_norm(x[rows], self._output_norm, self.config.norm_eps)
             return self.ops.linear(x, self._output)[0]
+
+    def settle(self, kept: Sequence[Kept]) -> None:
+        """Keep the first rows of tentative slots and forget the others, as if these had never been computed.
+
+        Raises RequestError for slots that are not tentative or have fewer rows.
+        """
+        with self.cache.settling(kept):
+            for layer in self._layers:
+                layer.mixer.settle(self.cache, kept)
 
     def _checked_rows(self, batch: Batch, logits_rows: Sequence[int] | None) -> Tensor:
         lowest, highest = int(batch.token_ids.min()), int(batch.token_ids.max())

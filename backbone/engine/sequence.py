@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backbone.engine.detokenizer import IncrementalDetokenizer, StopMatcher
+from backbone.engine.drafter import Drafter
 from backbone.engine.sampling import RandomDraw, Sampled, TokenHistory, sample
 from backbone.engine.sampling_params import SamplingParams
 from backbone.engine.tokenizer import Tokenizer
@@ -52,8 +53,12 @@ class Sequence:
         *,
         choice: int = 0,
         is_strict: bool = False,
+        max_drafts: int = 0,
     ) -> None:
-        """`is_strict`: every worker's answer is confirmed before it is used. RequestError when the prompt is empty."""
+        """`is_strict`: every worker's answer is confirmed before it is used. RequestError when the prompt is empty.
+
+        `max_drafts` bounds the tokens of a draft; 0 drafts nothing.
+        """
         if not prompt_ids:
             raise RequestError("the prompt is empty: give at least one token")
         self.request_id = request_id
@@ -69,6 +74,7 @@ class Sequence:
         self._history = TokenHistory(prompt_ids)
         self._detokenizer = IncrementalDetokenizer(tokenizer)
         self._stop = StopMatcher(params.stop)
+        self._drafter = Drafter(prompt_ids, max_drafts) if max_drafts else None
 
     @property
     def n_tokens(self) -> int:
@@ -87,6 +93,18 @@ class Sequence:
             return list(self.prompt_ids[self.n_cached : self.n_cached + limit])
         return self.output_ids[self.n_cached - n_prompt :][:limit]
 
+    def draft(self, row_cost: float, limit: int, n_ctx: int) -> tuple[int, ...]:
+        """Tokens that probably follow the pending one, at most `limit` and none that could not count.
+
+        See `draft_length` for the relative `row_cost`. The next `advance` calls judge them.
+        """
+        if self._drafter is None:
+            return ()
+        ends_at = n_ctx - len(self.prompt_ids)
+        if self.params.max_tokens is not None:
+            ends_at = min(ends_at, self.params.max_tokens)
+        return self._drafter.draft(row_cost, min(limit, ends_at - len(self.output_ids) - 1))
+
     def advance(self, logits: NDArray[np.float32], n_ctx: int) -> Progress:
         """Sample the next token from f32 [n_vocab] and end the sequence where it must end.
 
@@ -95,6 +113,8 @@ class Sequence:
         sampled = sample(logits, self._history, self.params, self._draw())
         self._history.add(sampled.token)
         self.output_ids.append(sampled.token)
+        if self._drafter is not None:
+            self._drafter.see(sampled.token)
         if sampled.token in self._eog_ids:
             return self._end(sampled, self._flush(), FinishReason.STOP)
         update = self._stop.push(self._detokenizer.push(sampled.token))

@@ -42,18 +42,18 @@ class ServiceLimits:
     """`n_groups` micro-batches are in flight, None: as many as hide the waiting for workers, by what is measured.
 
     `max_rows` bounds the rows of a step of each, `max_waiting` the jobs in line.
-    Of the last `n_traced_tokens` of an answer it is kept where they were computed.
+    Of the last `n_traced_tokens` of an answer it is kept where they were computed. `max_drafts` bounds the tokens of a
+    draft; 0 drafts nothing.
     """
 
     n_groups: int | None = None
     max_rows: int = 256
     max_waiting: int = 64
     n_traced_tokens: int = N_TRACED
+    max_drafts: int = 0
 
 
-def make_groups(
-    loaded: LoadedModel, make_experts: MakeExperts, limits: ServiceLimits, n_groups: int
-) -> list[Group]:
+def make_groups(loaded: LoadedModel, make_experts: MakeExperts, limits: ServiceLimits, n_groups: int) -> list[Group]:
     """Engines over one model, each with an expert caller and a meter of its own."""
     groups = []
     for _ in range(n_groups):
@@ -130,8 +130,13 @@ class EngineService:
         """
         model = self._loaded.model
         check_fits(spec.prompt_ids, spec.params, n_ctx=model.cache.n_ctx, n_vocab=model.n_vocab)
-        n_traced = self._limits.n_traced_tokens
-        job = Job(spec, self._loaded.tokenizer, self._clock() + spec.deadline_s, n_traced_tokens=n_traced)
+        job = Job(
+            spec,
+            self._loaded.tokenizer,
+            self._clock() + spec.deadline_s,
+            n_traced_tokens=self._limits.n_traced_tokens,
+            max_drafts=self._limits.max_drafts,
+        )
         with self._lock:
             core = self._opened()
             self._inbox.append(job)

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from backbone.engine.admission import WaitingLine
+from backbone.engine.draft_counts import DraftCounts
 from backbone.engine.engine import Engine, TokenEvent
 from backbone.engine.jobs import (
     Began,
@@ -27,7 +29,6 @@ from backbone.engine.jobs import (
     Waiting,
 )
 from backbone.engine.micro_batches import GroupPlanner, Stopwatch, TripMeter
-from backbone.engine.sequence import FinishReason
 from backbone.engine.sequence import Sequence as EngineSequence
 from backbone.engine.shares import ShareMeter, Shares
 
@@ -53,6 +54,7 @@ class Counters:
     n_completed: int = 0
     n_failed: int = 0
     shares: Shares = field(default_factory=Shares)
+    drafts: DraftCounts = field(default_factory=DraftCounts)
 
 
 class ServiceCore:
@@ -146,14 +148,18 @@ class ServiceCore:
 
     def _after_step(self, group: Group, events: list[TokenEvent]) -> None:
         self.counters.n_steps += 1
-        for sequence, shares, token in group.meter.end():
+        n_tokens = Counter(event.sequence for event in events if event.sampled is not None)
+        for sequence, shares, tokens, drafts in group.meter.end(n_tokens):
             self.counters.shares += shares
+            self.counters.drafts += drafts
             job = self._by_sequence.get(sequence)
             if job is None:
                 continue
             job.shares += shares
-            if token is not None and sequence.choice == 0 and sequence.finish_reason is not FinishReason.FAILED:
-                job.last_tokens.add(token)
+            job.drafts += drafts
+            if sequence.choice == 0:
+                for token in tokens:
+                    job.last_tokens.add(token)
         for event in events:
             job = self._by_sequence.get(event.sequence)
             if job is not None:
@@ -180,7 +186,7 @@ class ServiceCore:
             self.counters.n_completed += 1
             del self.jobs[job.spec.job_id]
             n_prompt_tokens, trace = len(job.spec.prompt_ids), job.last_tokens.trace()
-            self._emit(job, Completed(n_prompt_tokens, job.n_completion_tokens, job.shares, trace))
+            self._emit(job, Completed(n_prompt_tokens, job.n_completion_tokens, job.shares, trace, job.drafts))
 
     def _fail(self, job: Job, failure: JobFailure) -> None:
         self.counters.n_failed += 1

@@ -6,14 +6,16 @@ which of them. Counting never changes what is computed, and waits until the step
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from backbone.engine.dispatch import Served
+from backbone.engine.draft_counts import DraftCounts
 from backbone.engine.scheduler import Chunk
 from backbone.engine.sequence import Sequence
 from backbone.engine.token_sources import SourceTable, TokenSources, sources_of_rows
@@ -39,11 +41,15 @@ class Shares:
 
 
 class Computed(NamedTuple):
-    """What a step computed of one sequence. `token` is there when its last row chose a token and is to be traced."""
+    """What a step computed of one sequence: rows of rejected drafts count as work, and chose no token.
+
+    `tokens` are the sources of the rows that chose tokens, where these are to be traced.
+    """
 
     sequence: Sequence
     shares: Shares
-    token: TokenSources | None
+    tokens: tuple[TokenSources, ...]
+    drafts: DraftCounts
 
 
 class ShareMeter:
@@ -53,35 +59,46 @@ class ShareMeter:
         """`is_tracing`: say of each new token where it was computed."""
         self._is_tracing = is_tracing
         self._chunks: tuple[Chunk, ...] = ()
-        self._has_token: list[bool] = []  # by chunk
         self._served: list[Served] = []
         self._table = SourceTable()
 
     def begin(self, chunks: tuple[Chunk, ...]) -> None:
         """A step over these rows begins."""
         self._chunks = chunks
-        self._has_token = [self._is_tracing and chunk.n_rows == chunk.sequence.n_pending for chunk in chunks]
         self._served = []
 
     def add(self, served: Served) -> None:
         """Take note of a group of pairs of the step in flight."""
         self._served.append(served)
 
-    def end(self) -> Iterator[Computed]:
-        """The step is over: what each of its sequences had."""
+    def end(self, n_tokens: Mapping[Sequence, int]) -> Iterator[Computed]:
+        """The step is over and chose so many tokens for each sequence: what each of its sequences had."""
         chunks, self._chunks = self._chunks, ()
         served, self._served = self._served, []
-        traced, self._has_token = self._has_token, []
         last_rows = np.cumsum([chunk.n_rows for chunk in chunks], dtype=np.int64) - 1
         workers, hot, fallback = _sums(served, last_rows)
-        tokens: Iterator[TokenSources] = iter(())
-        if any(traced):
-            if not self._table.has_room(len(served)):
-                self._table = SourceTable()
-            tokens = iter(sources_of_rows(self._table, served, last_rows[traced]))
-        for number, (chunk, has_token) in enumerate(zip(chunks, traced, strict=True)):
+        chosen = [n_tokens.get(chunk.sequence, 0) for chunk in chunks]
+        tokens = iter(self._sources(served, _choosing_rows(chunks, last_rows, chosen)) if self._is_tracing else ())
+        for number, (chunk, n_chosen) in enumerate(zip(chunks, chosen, strict=True)):
             shares = Shares(workers[number], hot[number], fallback[number])
-            yield Computed(chunk.sequence, shares, next(tokens) if has_token else None)
+            drafts = DraftCounts(len(chunk.drafts), min(max(n_chosen - 1, 0), len(chunk.drafts)))
+            yield Computed(chunk.sequence, shares, tuple(islice(tokens, n_chosen)), drafts)
+
+    def _sources(self, served: list[Served], rows: IntArray) -> list[TokenSources]:
+        if not len(rows):
+            return []
+        if not self._table.has_room(len(served)):
+            self._table = SourceTable()
+        return sources_of_rows(self._table, served, rows)
+
+
+def _choosing_rows(chunks: tuple[Chunk, ...], last_rows: IntArray, chosen: list[int]) -> IntArray:
+    """The rows whose logits chose tokens: a chunk's last one, or the first of it and its drafts."""
+    first = last_rows - np.array([len(chunk.drafts) for chunk in chunks], np.int64)
+    counts = np.array(chosen, np.int64)
+    n_before = np.cumsum(counts) - counts
+    rows: IntArray = np.repeat(first - n_before, counts) + np.arange(counts.sum(), dtype=np.int64)
+    return rows
 
 
 def _sums(served: list[Served], last_rows: IntArray) -> list[list[int]]:

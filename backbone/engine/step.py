@@ -14,9 +14,10 @@ from backbone.engine.rope import RopeTable
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
-    """One forward over the rows of some segments."""
+    """One forward over the rows of some segments; of the last `n_tentative` it is not decided which rows are kept."""
 
     segments: tuple[Segment, ...]
     cache: SlotCache
     ropes: Mapping[RopeConfig, RopeTable]
     experts: ExpertCaller
+    n_tentative: int = 0

@@ -307,9 +307,9 @@ def test_row_experts_are_counted_by_whose_rows_they_were(loaded: LoadedModel) ->
     meter.add(Served(0, "worker", np.array([0, 0, 2, 3], np.int32), "worker"))
     meter.add(Served(0, None, np.array([1, 1, 2, 3], np.int32), "no replica"))
     meter.add(Served(1, "worker", np.array([3, 3], np.int32), "worker"))
-    found = [(sequence, shares) for sequence, shares, _ in meter.end()]
+    found = [(sequence, shares) for sequence, shares, _, _ in meter.end({})]
     assert found == [(one, Shares(workers=3, fallback=3)), (other, Shares(workers=3, fallback=1))]
-    assert list(meter.end()) == []
+    assert list(meter.end({})) == []
     total = Shares(1, 2, 3) + Shares(10, 20, 30)
     assert (total, total.total) == (Shares(11, 22, 33), 66)
 

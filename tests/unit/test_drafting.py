@@ -1,0 +1,111 @@
+"""What is drafted, and how far: guesses against plain search, the rule over shares and costs, the line of costs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backbone.engine.draft_length import AcceptedShare, worth_drafting
+from backbone.engine.drafter import Drafter
+from backbone.engine.prompt_lookup import LONGEST_MATCH, N_PLACES, SHORTEST_MATCH, Guess, PromptLookup
+from backbone.engine.row_cost import RowCost
+
+TEXTS = st.lists(st.integers(0, 3), max_size=60)
+
+
+def searched(text: list[int], n_most: int) -> Guess:
+    """The same guess by looking everywhere."""
+    places = [
+        stop
+        for stop in range(SHORTEST_MATCH, len(text))
+        if text[stop - SHORTEST_MATCH : stop] == text[len(text) - SHORTEST_MATCH :]
+    ][-N_PLACES:]
+    best = Guess()
+    for stop in places:
+        n = max(n for n in range(min(stop, LONGEST_MATCH) + 1) if text[stop - n : stop] == text[len(text) - n :])
+        if n >= best.n_matched:
+            followed = list(text)
+            for _ in range(n_most):
+                followed.append(followed[stop + len(followed) - len(text)])
+            best = Guess(tuple(followed[len(text) :]), n)
+    return best
+
+
+@settings(max_examples=150, deadline=None)
+@given(TEXTS, st.integers(1, 12))
+def test_a_guess_is_what_followed_the_longest_match(text: list[int], n_most: int) -> None:
+    assert PromptLookup(text).guess(n_most) == searched(text, n_most)
+
+
+def test_a_text_may_grow_and_repeat_itself() -> None:
+    lookup = PromptLookup([1, 2, 3, 9])
+    assert lookup.guess(3) == Guess()
+    for token in (1, 2, 3):
+        lookup.add(token)
+    assert lookup.guess(2) == Guess((9, 1), 3)
+    lookup = PromptLookup([5, 7, 5, 7, 5, 7])
+    assert lookup.guess(5) == Guess((5, 7, 5, 7, 5), 4)
+    assert lookup.guess(0) == PromptLookup([4]).guess(3) == PromptLookup().guess(3) == Guess()
+    assert len(lookup) == 6
+
+
+@pytest.mark.parametrize(
+    ("share", "row_cost", "n"),
+    [(0.8, 0.9, 0), (0.8, 0.8, 1), (0.8, 0.5, 3), (0.0, 0.1, 0), (1.0, 0.99, 8), (0.5, 0.01, 6), (0.9, 0.001, 8)],
+)
+def test_drafts_are_as_long_as_their_last_token_pays(share: float, row_cost: float, n: int) -> None:
+    assert worth_drafting(share, row_cost, 8) == n
+    assert worth_drafting(share, row_cost, 0) == 0
+
+
+def test_shares_follow_what_came_true_apart_by_match() -> None:
+    shares = AcceptedShare()
+    for _ in range(60):
+        shares.see(2, is_right=False)
+        shares.see(20, is_right=True)
+    assert shares.of(2) < 0.02 and shares.of(20) > 0.99
+    assert shares.of(5) == AcceptedShare().of(5)
+
+
+def test_guesses_that_are_wrong_are_no_longer_drafted_and_come_back_when_they_are_right() -> None:
+    """Also those that were not drafted are judged, so no row is spent on finding out."""
+    generator = np.random.default_rng(5)
+    drafter = Drafter([], 4)
+    for _ in range(400):
+        drafter.draft(0.5, 4)
+        drafter.see(int(generator.integers(0, 4)))  # chance matches, and nothing follows from them
+    assert drafter.draft(0.5, 4) == ()
+    lengths = []
+    for token in [0, 1, 2, 3, 4, 5, 6, 7, 8, 9] * 12:
+        lengths.append(len(drafter.draft(0.5, 4)))
+        drafter.see(token)
+    assert lengths[-1] == 4
+    assert len(drafter.draft(0.5, 3)) == 3 and drafter.draft(0.5, 0) == () and drafter.draft(0.5, -2) == ()
+
+
+def test_a_rows_cost_is_found_from_steps_of_different_sizes() -> None:
+    generator, cost = np.random.default_rng(2), RowCost()
+    for _ in range(300):
+        n_rows = int(generator.integers(1, 20))
+        cost.add(n_rows, (0.040 + 0.002 * n_rows) * generator.uniform(0.9, 1.1))
+    for n_tokens in (1, 8, 64):
+        assert cost.relative(n_tokens) == pytest.approx(0.002 / (0.040 / n_tokens + 0.002), rel=0.35)
+
+
+def test_a_rows_cost_stays_the_prior_while_all_steps_are_alike() -> None:
+    cost = RowCost()
+    before = [cost.relative(n) for n in (1, 8, 64)]
+    for _ in range(50):
+        cost.add(8, 0.1)
+    assert [cost.relative(n) for n in (1, 8, 64)] == pytest.approx(before)
+    assert before == sorted(before) and before[0] < 0.2 and before[-1] > 0.8
+
+
+@given(st.lists(st.tuples(st.integers(1, 300), st.floats(0, 10)), max_size=30), st.integers(0, 100))
+def test_a_rows_cost_is_a_share_whatever_the_times(steps: list[tuple[int, float]], n_tokens: int) -> None:
+    cost = RowCost()
+    for n_rows, seconds in steps:
+        cost.add(n_rows, seconds)
+    assert 0 < cost.relative(n_tokens) <= 1 + 1e-9
