@@ -7,6 +7,7 @@ a disk. What is computed here has the bits that any worker would have given.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 
@@ -107,5 +108,5 @@ class HotCache:
 
 
 def clocks() -> Clocks:
-    """Wall clock and this thread's CPU clock, in seconds."""
-    return time.perf_counter(), time.thread_time()
+    """The running loop's clock and this thread's CPU clock, in seconds."""
+    return asyncio.get_running_loop().time(), time.thread_time()

@@ -78,7 +78,8 @@ def plan_hot(
     orders = [_busiest(layer_calls, costs, layer) for layer, layer_calls in enumerate(calls)]
     curves = [_saved_by_first(calls[layer], orders[layer], costs, layer) for layer in range(len(calls))]
     sizes = _fill(curves, bytes_by_layer, budget_bytes)
-    plan = tuple(frozenset(order[:size].tolist()) for order, size in zip(orders, sizes, strict=True))
+    busy = [order[:size].tolist() for order, size in zip(orders, sizes, strict=True)]
+    plan = _with_quiet(busy, orders, costs, bytes_by_layer, budget_bytes)
     if before is None or plan_bytes(before, bytes_by_layer) > budget_bytes:
         return plan
     return plan if saved_s(calls, costs, plan) > BETTER_BY * saved_s(calls, costs, before) else before
@@ -147,6 +148,27 @@ def _fill(curves: Sequence[npt.NDArray[np.float64]], bytes_by_layer: Sequence[in
             if number == layer or (steps[number][1] - sizes[number]) * n_bytes > room:
                 steps[number] = _best_step(curves[number], sizes[number], room // n_bytes)
     return sizes
+
+
+def _with_quiet(
+    busy: Sequence[list[int]],
+    orders: Sequence[npt.NDArray[np.int64]],
+    costs: Costs,
+    bytes_by_layer: Sequence[int],
+    budget_bytes: int,
+) -> HotExperts:
+    """Where all that were called are here, the others too while there is room: each would cost a trip one day."""
+    plan = []
+    room = budget_bytes - plan_bytes(tuple(map(frozenset, busy)), bytes_by_layer)
+    for layer, hot in enumerate(busy):
+        n_bytes = _at_least_1(bytes_by_layer[layer])
+        is_quiet = costs.trip_s[layer] > 0
+        is_quiet[hot] = False
+        is_whole = bool(hot) and len(hot) == len(orders[layer])
+        added = np.flatnonzero(is_quiet)[: room // n_bytes if is_whole else 0].tolist()
+        room -= len(added) * n_bytes
+        plan.append(frozenset([*hot, *added]))
+    return tuple(plan)
 
 
 def _best_step(curve: npt.NDArray[np.float64], size: int, n_fit: int) -> tuple[float, int]:

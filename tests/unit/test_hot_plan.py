@@ -62,6 +62,16 @@ def test_where_trips_cost_whole_layers_are_taken() -> None:
     assert sum(hot >= wanted for hot, wanted in zip(plan, called, strict=True)) == 2
 
 
+def test_quiet_experts_are_taken_when_the_called_ones_are_and_there_is_room() -> None:
+    calls = [np.zeros((8, N_EXPERT), np.uint16) for _ in range(N_LAYER)]
+    for layer in calls[:2]:
+        layer[:, :3] = 1
+    rates = costs(trip_s=0.02, pair_s=1e-4)
+    for room, sizes in ((6, [3, 3]), (5, [3, 2]), (8, [5, 3]), (40, [16, 16])):
+        plan = plan_hot(calls, rates, [100] * N_LAYER, 100 * room)
+        assert [len(hot) for hot in plan] == [*sizes, 0, 0]
+
+
 def test_nothing_is_taken_where_nothing_is_saved() -> None:
     calls = skewed_calls()
     for useless in (
