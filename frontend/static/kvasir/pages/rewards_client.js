@@ -36,7 +36,6 @@
 /** @typedef {{rank: number, kind: string, id: string, microcredits: number, row_experts: number}} Earner */
 
 const DEADLINE_MS = 20_000;
-const LONGEST_CSV = 200; // pages of 1000
 
 /** The market said no, or nothing. `code` is its own, `away` when it did not answer. */
 export class RewardsError extends Error {
@@ -102,8 +101,7 @@ export function askLeaderboard() {
  */
 export async function rewardsCsv(key, query) {
     const lines = ["day,node_id,fingerprint,layer,first_expert,last_expert,row_experts,microcredits,paid,reason"];
-    let cursor = "";
-    for (let page = 0; page < LONGEST_CSV; page++) {
+    for (let cursor = ""; ; ) {
         const answer = await askRewards(key, { ...query, cursor, limit: 1000 });
         lines.push(...answer.items.map(csvLine));
         if (answer.next === null) break;
