@@ -33,13 +33,13 @@ def heads_shape(
     query: Tensor, key: Tensor, value: Tensor, form: HeadForm, rope: RopeTable, cache: KVLayer
 ) -> tuple[int, ...]:
     """heads_shape of csrc/rowops.h. Raises KernelError for parts that do not fit together."""
-    n_slot, n_ctx, n_kv_head, d_head = cache.keys.shape
+    n_slot, n_kv_head, n_ctx, d_head = cache.keys.shape
     d_value, (n_rows, d_query) = cache.values.shape[3], query.shape
     norms = [0 if norm is None else norm.numel() for norm in (form.query_norm, form.key_norm)]
     wanted = (
         ("keys", key.shape, (n_rows, n_kv_head * d_head)),
         ("values", value.shape, (n_rows, n_kv_head * d_value)),
-        ("cached values", cache.values.shape, (n_slot, n_ctx, n_kv_head, d_value)),
+        ("cached values", cache.values.shape, (n_slot, n_kv_head, n_ctx, d_value)),
         ("cosines", rope.cos.shape, (n_ctx, rope.cos.shape[1])),
     )
     for name, found, fitting in wanted:

@@ -70,7 +70,7 @@ class TensorForm(TypedDict):
 
 def _new_kv(mixer: AttentionConfig, n_slot: int, n_ctx: int, form: TensorForm) -> KVLayer:
     # Not zeroed, so that memory is taken as sequences grow: a row is only read after it was written.
-    shape = (n_slot, n_ctx, mixer.n_kv_head)
+    shape = (n_slot, mixer.n_kv_head, n_ctx)  # attention reads one head's keys one after the other
     return KVLayer(torch.empty(*shape, mixer.d_head, **form), torch.empty(*shape, mixer.d_head_v, **form))
 
 

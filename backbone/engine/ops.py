@@ -32,8 +32,8 @@ class Segment(NamedTuple):
 class KVLayer:
     """Keys and values of one attention layer, by slot; owned by `kv_cache`."""
 
-    keys: Tensor  # [n_slot, n_ctx, n_kv_head, d_head]
-    values: Tensor  # [n_slot, n_ctx, n_kv_head, d_head_v]
+    keys: Tensor  # [n_slot, n_kv_head, n_ctx, d_head]
+    values: Tensor  # [n_slot, n_kv_head, n_ctx, d_head_v]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -102,8 +102,8 @@ class TorchOps:
             self.rope(self._heads(x, norm, form.norm_eps, cache), cos, sin, adjacent_pairs=form.has_adjacent_pairs)
             for x, norm in ((query, form.query_norm), (key, form.key_norm))
         )
-        cache.keys[slots, positions] = key
-        cache.values[slots, positions] = value.view(-1, *cache.values.shape[2:])
+        cache.keys[slots, :, positions] = key
+        cache.values[slots, :, positions] = value.view(len(value), -1, cache.values.shape[-1])
         return self.attention(query, cache, segments, form.scale)
 
     def _heads(self, x: Tensor, norm: Tensor | None, eps: float, cache: KVLayer) -> Tensor:
@@ -137,8 +137,8 @@ class TorchOps:
             end = position + n
             out[first : first + n] = nnf.scaled_dot_product_attention(
                 q[first : first + n].transpose(0, 1)[None],
-                cache.keys[slot, :end].transpose(0, 1)[None],
-                cache.values[slot, :end].transpose(0, 1)[None],
+                cache.keys[slot, :, :end][None],
+                cache.values[slot, :, :end][None],
                 attn_mask=torch.ones(n, end, dtype=torch.bool, device=q.device).tril(position),
                 scale=scale,
                 enable_gqa=True,

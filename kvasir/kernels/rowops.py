@@ -112,12 +112,12 @@ class NativeRowOps:
     def attention(
         self, q: Floats, keys: Floats, values: Floats, segments: Sequence[SegmentNumbers], scale: float
     ) -> Floats:
-        """Causal attention: q [T, n_head, d], keys and values [n_slot, n_ctx, n_kv_head, d] -> [T, n_head, d_v]."""
+        """Causal attention: q [T, n_head, d], keys and values [n_slot, n_kv_head, n_ctx, d] -> [T, n_head, d_v]."""
         _check("q", q, None, None, None)
         n_rows, n_head, d_head = q.shape
         _check("keys", keys, None, None, None, d_head)
-        n_slot, n_ctx, n_kv_head, _ = keys.shape
-        _check("values", values, n_slot, n_ctx, n_kv_head, None)
+        n_slot, n_kv_head, n_ctx, _ = keys.shape
+        _check("values", values, n_slot, n_kv_head, n_ctx, None)
         if n_kv_head < 1 or n_head % n_kv_head:
             raise KernelError(f"{n_head} heads cannot share {n_kv_head} key heads evenly")
         numbers = checked_segments(segments, n_rows, n_slot, n_ctx)

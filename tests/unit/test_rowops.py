@@ -138,23 +138,23 @@ def test_combine_adds_in_selection_order() -> None:
 
 def float64_attention(q: Floats, keys: Floats, values: Floats, segments: Sequence[SegmentNumbers]) -> Doubles:
     out = np.zeros((*q.shape[:2], values.shape[3]))
-    group = q.shape[1] // keys.shape[2]
+    group = q.shape[1] // keys.shape[1]
     for slot, first, n, position in segments:
         for t in range(n):
             for head in range(q.shape[1]):
-                k = keys[slot, : position + t + 1, head // group].astype(np.float64)
+                k = keys[slot, head // group, : position + t + 1].astype(np.float64)
                 scores = k @ q[first + t, head] * 0.3
                 powers = np.exp(scores - scores.max())
-                out[first + t, head] = powers @ values[slot, : position + t + 1, head // group] / powers.sum()
+                out[first + t, head] = powers @ values[slot, head // group, : position + t + 1] / powers.sum()
     return out
 
 
-@pytest.mark.parametrize(("n_head", "n_kv_head", "d", "d_value"), [(4, 2, 64, 64), (6, 1, 20, 36), (3, 3, 16, 128)])
+@pytest.mark.parametrize(("n_head", "n_kv_head", "d", "d_value"), [(4, 2, 64, 64), (6, 1, 20, 36), (3, 3, 16, 128), (32, 2, 24, 40)])
 def test_attention_in_any_chunks_and_batches(n_head: int, n_kv_head: int, d: int, d_value: int) -> None:
     n = 70
-    q, keys = normal(n + 9, n_head, d), normal(3, 80, n_kv_head, d, seed=1)
-    values = normal(3, 80, n_kv_head, d_value, seed=2)
-    keys[:, n:], values[:, n:] = np.nan, np.nan  # what a sequence has not reached must not be touched
+    q, keys = normal(n + 9, n_head, d), normal(3, n_kv_head, 80, d, seed=1)
+    values = normal(3, n_kv_head, 80, d_value, seed=2)
+    keys[:, :, n:], values[:, :, n:] = np.nan, np.nan  # what a sequence has not reached must not be touched
     segments = [(2, 9, n, 0), (0, 0, 9, 40)]
     whole = agree(lambda ops: ops.attention(q, keys, values, segments, 0.3))
     np.testing.assert_allclose(whole, float64_attention(q, keys, values, segments), atol=2e-6)
@@ -246,7 +246,7 @@ def test_sequences_of_one_batch_do_not_touch_each_other() -> None:
     ],
 )
 def test_segments_that_do_not_fit_are_refused(segments: list[SegmentNumbers], said: str) -> None:
-    cache = normal(2, 8, 1, 16)
+    cache = normal(2, 1, 8, 16)
     with pytest.raises(KernelError, match=said):
         OPS.attention(normal(4, 2, 16), cache, cache, segments, 1.0)
 
@@ -264,7 +264,7 @@ def test_shapes_types_and_layouts_are_checked() -> None:
         lambda: OPS.combine(normal(4, 0, 8), normal(4, 0)),
         lambda: OPS.causal_conv(x, normal(32, 17), normal(1, 16, 32), [(0, 0, 4, 0)]),
         lambda: OPS.causal_conv(x, normal(32, 4), normal(1, 2, 32), [(0, 0, 4, 0)]),
-        lambda: OPS.attention(normal(4, 3, 16), normal(1, 8, 2, 16), normal(1, 8, 2, 16), [(0, 0, 4, 0)], 1.0),
+        lambda: OPS.attention(normal(4, 3, 16), normal(1, 2, 8, 16), normal(1, 2, 8, 16), [(0, 0, 4, 0)], 1.0),
         lambda: NumpyRowOps().matmul(x, normal(3, 31)),
         lambda: NumpyRowOps().silu_mul(x, normal(4, 31)),
     ]

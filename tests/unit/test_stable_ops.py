@@ -121,7 +121,7 @@ def projected(n_head: int = 6, n_kv_head: int = 2) -> tuple[Tensor, Tensor, Tens
 
 
 def cache_of(dtype: torch.dtype = torch.float32) -> KVLayer:
-    return KVLayer(normal(3, N_CTX, 2, D_HEAD, seed=8).to(dtype), normal(3, N_CTX, 2, D_VALUE, seed=9).to(dtype))
+    return KVLayer(normal(3, 2, N_CTX, D_HEAD, seed=8).to(dtype), normal(3, 2, N_CTX, D_VALUE, seed=9).to(dtype))
 
 
 @pytest.mark.parametrize("has_adjacent_pairs", [False, True])
@@ -157,7 +157,7 @@ def test_projected_rows_that_do_not_fit_the_cache_are_refused() -> None:
     query, key, value = projected()
     form, rope = HeadForm(None, None, 1e-6, False, 0.2), rope_table()
     odd_norm = HeadForm(normal(7), None, 1e-6, False, 0.2)
-    apart = KVLayer(normal(3, 2, N_CTX, D_HEAD).transpose(1, 2), cache_of().values)
+    apart = KVLayer(normal(3, N_CTX, 2, D_HEAD).transpose(1, 2), cache_of().values)
     short = RopeTable(RopeConfig(n_dims=16, base=1e4, has_adjacent_pairs=False), N_CTX - 1, torch.float32)
     refused: list[tuple[str, Callable[[], Tensor]]] = [
         ("keys", lambda: OPS.attend(query, key[:, 1:], value, form, rope, cache_of(), SEGMENTS)),

@@ -59,8 +59,8 @@ typedef struct {
     int64_t n_ctx, n_head, n_kv_head, d_head, d_value;
 } attention_shape;
 
-/* Causal attention of q [rows, n_head, d_head] over keys [n_slot, n_ctx, n_kv_head, d_head] and values
- * [n_slot, n_ctx, n_kv_head, d_value] at 0 to each row's own position -> out [rows, n_head, d_value].
+/* Causal attention of q [rows, n_head, d_head] over keys [n_slot, n_kv_head, n_ctx, d_head] and values
+ * [n_slot, n_kv_head, n_ctx, d_value] at 0 to each row's own position -> out [rows, n_head, d_value].
  * KV_OK or KV_NO_MEMORY. */
 int rowops_attention(const rowops_isa *isa, const attention_shape *shape, const float *q, const float *keys,
                      const float *values, const segment *segments, int64_t n_segments, float scale, float *out,

@@ -14,7 +14,7 @@ typedef struct {
     const heads_input *input;
     const segment *segments;
     int64_t n_rows;
-    float *query, *keys, *values;
+    float *query, *key, *keys, *values; /* the first two of these rows, the others the cache */
 } heads_job;
 
 /* n_head heads of a row, normalised unless n_norm is 0, and rotated. */
@@ -32,12 +32,15 @@ static void turn_heads(const heads_job *j, const float *x, int64_t n_head, const
 static void turn_row(const heads_job *j, int64_t row, int64_t slot, int64_t position) {
     const heads_shape *s = j->shape;
     const int64_t d_query = s->n_head * s->d_head, d_key = s->n_kv_head * s->d_head;
-    const int64_t d_value = s->n_kv_head * s->d_value, at = slot * s->n_ctx + position;
     turn_heads(j, j->input->query + row * d_query, s->n_head, j->input->query_norm, s->n_query_norm, position,
                j->query + row * d_query);
     turn_heads(j, j->input->key + row * d_key, s->n_kv_head, j->input->key_norm, s->n_key_norm, position,
-               j->keys + at * d_key);
-    memcpy(j->values + at * d_value, j->input->value + row * d_value, (size_t)d_value * sizeof(float));
+               j->key + row * d_key);
+    for (int64_t head = 0; head < s->n_kv_head; head++) {
+        const int64_t at = (slot * s->n_kv_head + head) * s->n_ctx + position, from = row * s->n_kv_head + head;
+        memcpy(j->keys + at * s->d_head, j->key + from * s->d_head, (size_t)s->d_head * sizeof(float));
+        memcpy(j->values + at * s->d_value, j->input->value + from * s->d_value, (size_t)s->d_value * sizeof(float));
+    }
 }
 
 static void turn_rows(void *context, int64_t task) {
@@ -50,11 +53,12 @@ static void turn_rows(void *context, int64_t task) {
 
 int rowops_attend(const rowops_isa *isa, const heads_shape *shape, const heads_input *input, float *keys, float *values,
                   const segment *segments, int64_t n_segments, float *out, int n_threads) {
-    heads_job j = {isa, shape, input, segments, 0, NULL, keys, values};
+    heads_job j = {isa, shape, input, segments, 0, NULL, NULL, keys, values};
     for (int64_t i = 0; i < n_segments; i++) j.n_rows += segments[i].n_rows;
     int64_t d = (shape->n_head + shape->n_kv_head) * shape->d_head;
-    j.query = scratch_take((size_t)(j.n_rows * shape->n_head * shape->d_head) * sizeof(float));
+    j.query = scratch_take((size_t)(j.n_rows * d) * sizeof(float));
     if (!j.query) return KV_NO_MEMORY;
+    j.key = j.query + j.n_rows * shape->n_head * shape->d_head;
     pool_run(pool_threads(64 * j.n_rows * d, n_threads), (j.n_rows + ROWS_PER_TASK - 1) / ROWS_PER_TASK, turn_rows, &j);
     attention_shape attention = {shape->n_ctx, shape->n_head, shape->n_kv_head, shape->d_head, shape->d_value};
     int error = rowops_attention(isa, &attention, j.query, keys, values, segments, n_segments, input->scale, out,

@@ -21,8 +21,10 @@ typedef struct {
     /* out = exp(x - max(x)); returns its sum */
     float (*exp_from_max)(const float *x, float *out, int64_t n);
     void (*divide)(float *x, float divisor, int64_t n);
-    /* out += sum over j < n of p[j] * rows[j * ld], j ascending, each product added by itself */
-    void (*accumulate)(const float *p, int64_t n, const float *rows, int64_t ld, float *out, int64_t d);
+    /* out[i * ld_out] += sum over j < n of p[i * ld_p + j] * rows[j * ld], d values each, for i < np; j ascending, each
+     * product added by itself. It expects to go on with the rows that follow. */
+    void (*accumulate)(const float *p, int64_t ld_p, int64_t np, int64_t n, const float *rows, int64_t ld, float *out,
+                       int64_t ld_out, int64_t d);
     /* One token of the gated delta rule for n_rows rows of a head's state [n_rows, d_k]; v and out [n_rows] */
     void (*delta_step)(float *state, int64_t n_rows, int64_t d_k, const float *q, const float *k, const float *v,
                        float decay, float beta, float *out);

@@ -89,14 +89,45 @@ INLINE lanes lanes_negate(lanes a) {
     return a;
 }
 
-/* Lane i plus lane i + 8, then 4, 2 and 1 apart: the one order of all sums over lanes. */
+typedef float quad __attribute__((vector_size(16)));
+#if VECTOR_LANES > 4
+typedef float octet __attribute__((vector_size(32)));
+#endif
+
+#ifdef __clang__
+#define QUAD_OF(a, b, i, j, k, l) __builtin_shufflevector(a, b, i, j, k, l)
+#else
+typedef int32_t quad_places __attribute__((vector_size(16)));
+#define QUAD_OF(a, b, i, j, k, l) __builtin_shuffle(a, b, (quad_places){i, j, k, l})
+#endif
+
+/* Lane i plus lane i + 8, then lane i plus lane i + 4: the first half of the one order of all sums over lanes. */
+INLINE quad lanes_fold(lanes a) {
+#if VECTOR_LANES == 4
+    return (a.v[0] + a.v[2]) + (a.v[1] + a.v[3]);
+#else
+    octet half[2];
+    memcpy(half, &a, sizeof half);
+    half[0] += half[1];
+    quad quarter[2];
+    memcpy(quarter, half, sizeof quarter);
+    return quarter[0] + quarter[1];
+#endif
+}
+
+/* Lane i plus lane i + 8, then 4, 2 and 1 apart. */
 INLINE float lanes_sum(lanes a) {
-    float s[LANES];
-    lanes_store(s, a);
-    for (int i = 0; i < 8; i++) s[i] += s[i + 8];
-    for (int i = 0; i < 4; i++) s[i] += s[i + 4];
-    for (int i = 0; i < 2; i++) s[i] += s[i + 2];
-    return s[0] + s[1];
+    quad q = lanes_fold(a);
+    q += QUAD_OF(q, q, 2, 3, 0, 1);
+    return q[0] + q[1];
+}
+
+/* lanes_sum of four at once */
+INLINE quad lanes_sums(lanes a, lanes b, lanes c, lanes d) {
+    quad p = lanes_fold(a), q = lanes_fold(b), r = lanes_fold(c), s = lanes_fold(d);
+    quad pq = QUAD_OF(p, q, 0, 4, 1, 5) + QUAD_OF(p, q, 2, 6, 3, 7); /* p0 + p2, q0 + q2, p1 + p3, q1 + q3 */
+    quad rs = QUAD_OF(r, s, 0, 4, 1, 5) + QUAD_OF(r, s, 2, 6, 3, 7);
+    return QUAD_OF(pq, rs, 0, 1, 4, 5) + QUAD_OF(pq, rs, 2, 3, 6, 7);
 }
 
 /* exp(x) = 2^n * exp(r) with |r| <= ln(2) / 2, exp(r) = 1 + r + r^2 q(r); q is a minimax polynomial of degree 4. Within

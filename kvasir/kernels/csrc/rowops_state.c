@@ -9,9 +9,9 @@
 static int64_t at_most(int64_t value, int64_t limit) { return value < limit ? value : limit; }
 static int64_t n_tiles(int64_t n, int64_t tile) { return (n + tile - 1) / tile; }
 
-#define ROWS_AT_ONCE 8             /* rows of a segment that share loaded keys and values */
-#define KEYS_AT_ONCE 64            /* values that stay in the cache for the rows and heads that share them */
-#define MAX_SCORES ((int64_t)1 << 18) /* of one task, where that is more than one row's */
+#define ROWS_AT_ONCE 8  /* rows of a segment that share loaded keys and values */
+#define KEYS_AT_ONCE 64 /* values that stay in the cache for the rows and heads that share them */
+#define MAX_SCORES ((int64_t)1 << 21) /* of one task, where that is more than one row's */
 
 typedef struct {
     const rowops_isa *isa;
@@ -19,71 +19,72 @@ typedef struct {
     const float *q, *keys, *values;
     const segment *segments;
     float scale, *out;
+    int64_t n_heads; /* of one task: all that share a key head, or some of these */
     int error;
 } attention_job;
 
-/* Some rows of a segment and the heads that share one key head */
+/* Some rows of a segment and some of the heads that share one key head */
 typedef struct {
     const segment *segment;
-    int64_t first_row, n_rows, kv_head, group; /* heads a key head */
-    int64_t n_keys;                            /* of the last row */
-    float *q, *scores, *sums; /* [n_rows * group, d_head], [n_rows * group, n_keys], [n_rows * group] */
-    float *values;            /* [KEYS_AT_ONCE, d_value], one after another: in the cache of keys they lie apart */
+    int64_t first_row, n_rows, first_head, n_heads;
+    int64_t n_keys, ld;          /* keys of the last row; scores of a row and head are ld apart */
+    const float *keys, *values;  /* of the key head, [n_ctx, d_head] and [n_ctx, d_value] */
+    float *q, *scores, *sums, *out; /* [n_rows * n_heads] of [d_head], [ld], [] and [d_value] */
 } attention_block;
 
 static int64_t keys_of_row(const attention_block *block, int64_t t) { return block->n_keys - (block->n_rows - 1 - t); }
 
 static int64_t first_head(const attention_job *j, const attention_block *block, int64_t t) {
-    return (block->first_row + t) * j->shape->n_head + block->kv_head * block->group;
+    return (block->first_row + t) * j->shape->n_head + block->first_head;
 }
 
 /* Each row's and head's exp(scores - their maximum) over the keys that the row sees, and the sums of these. */
 static void score_keys(const attention_job *j, const attention_block *block) {
-    const attention_shape *shape = j->shape;
-    int64_t d = shape->d_head, group = block->group, n_keys = block->n_keys;
-    const float *keys = j->keys + (block->segment->slot * shape->n_ctx * shape->n_kv_head + block->kv_head) * d;
+    int64_t d = j->shape->d_head, n = block->n_rows * block->n_heads;
     for (int64_t t = 0; t < block->n_rows; t++)
-        memcpy(block->q + t * group * d, j->q + first_head(j, block, t) * d, (size_t)(group * d) * sizeof(float));
-    j->isa->matmul(block->q, d, block->n_rows * group, keys, shape->n_kv_head * d, n_keys, d, block->scores, n_keys);
-    for (int64_t i = 0; i < block->n_rows * group; i++) {
-        float *scores = block->scores + i * n_keys;
-        int64_t n = keys_of_row(block, i / group);
-        j->isa->scale(scores, j->scale, NULL, scores, n);
-        block->sums[i] = j->isa->exp_from_max(scores, scores, n);
+        memcpy(block->q + t * block->n_heads * d, j->q + first_head(j, block, t) * d,
+               (size_t)(block->n_heads * d) * sizeof(float));
+    j->isa->matmul(block->q, d, n, block->keys, d, block->n_keys, d, block->scores, block->ld);
+    for (int64_t i = 0; i < n; i++) {
+        float *scores = block->scores + i * block->ld;
+        int64_t n_keys = keys_of_row(block, i / block->n_heads);
+        j->isa->scale(scores, j->scale, NULL, scores, n_keys);
+        block->sums[i] = j->isa->exp_from_max(scores, scores, n_keys);
     }
 }
 
 /* Each row's and head's sum of values, weighted by scores / sum, in the order of the keys. */
 static void add_values(const attention_job *j, const attention_block *block) {
-    const attention_shape *shape = j->shape;
-    int64_t d = shape->d_value, group = block->group, n_keys = block->n_keys;
-    const float *values = j->values + (block->segment->slot * shape->n_ctx * shape->n_kv_head + block->kv_head) * d;
-    for (int64_t t = 0; t < block->n_rows; t++)
-        memset(j->out + first_head(j, block, t) * d, 0, (size_t)(group * d) * sizeof(float));
-    for (int64_t k = 0; k < n_keys; k += KEYS_AT_ONCE) {
-        for (int64_t i = 0; i < KEYS_AT_ONCE && k + i < n_keys; i++)
-            memcpy(block->values + i * d, values + (k + i) * shape->n_kv_head * d, (size_t)d * sizeof(float));
-        for (int64_t i = 0; i < block->n_rows * group; i++) {
-            int64_t t = i / group, n = at_most(KEYS_AT_ONCE, keys_of_row(block, t) - k);
-            float *out = j->out + (first_head(j, block, t) + i % group) * d;
-            if (n > 0) j->isa->accumulate(block->scores + i * n_keys + k, n, block->values, d, out, d);
+    int64_t d = j->shape->d_value, n_heads = block->n_heads, n = block->n_rows * n_heads;
+    memset(block->out, 0, (size_t)(n * d) * sizeof(float));
+    for (int64_t k = 0; k < block->n_keys; k += KEYS_AT_ONCE) {
+        int is_seen_by_all = k + KEYS_AT_ONCE <= keys_of_row(block, 0);
+        int64_t n_rows = is_seen_by_all ? block->n_rows : 1;
+        for (int64_t t = 0; t < block->n_rows; t += n_rows) {
+            int64_t n_keys = at_most(KEYS_AT_ONCE, keys_of_row(block, t) - k), at = t * n_heads;
+            if (n_keys > 0)
+                j->isa->accumulate(block->scores + at * block->ld + k, block->ld, n_rows * n_heads, n_keys,
+                                   block->values + k * d, d, block->out + at * d, d, d);
         }
     }
-    for (int64_t i = 0; i < block->n_rows * group; i++)
-        j->isa->divide(j->out + (first_head(j, block, i / group) + i % group) * d, block->sums[i], d);
+    for (int64_t i = 0; i < n; i++) j->isa->divide(block->out + i * d, block->sums[i], d);
+    for (int64_t t = 0; t < block->n_rows; t++)
+        memcpy(j->out + first_head(j, block, t) * d, block->out + t * n_heads * d,
+               (size_t)(n_heads * d) * sizeof(float));
 }
 
 static void attend(attention_job *j, attention_block *block) {
-    int64_t n = block->n_rows * block->group, d = j->shape->d_head;
+    int64_t n = block->n_rows * block->n_heads, d = j->shape->d_head, d_value = j->shape->d_value;
     block->n_keys = block->segment->position + (block->first_row - block->segment->first_row) + block->n_rows;
-    block->q = scratch_take((size_t)(n * (d + block->n_keys + 1) + KEYS_AT_ONCE * j->shape->d_value) * sizeof(float));
+    block->ld = (block->n_keys + 15) / 16 * 16 | 16; /* an odd number of cache lines: rows share no cache sets */
+    block->q = scratch_take((size_t)(n * (d + block->ld + d_value + 1)) * sizeof(float));
     if (!block->q) {
         __atomic_store_n(&j->error, KV_NO_MEMORY, __ATOMIC_RELAXED);
         return;
     }
     block->scores = block->q + n * d;
-    block->sums = block->scores + n * block->n_keys;
-    block->values = block->sums + n;
+    block->out = block->scores + n * block->ld;
+    block->sums = block->out + n * d_value;
     score_keys(j, block);
     add_values(j, block);
     scratch_give(block->q);
@@ -92,16 +93,20 @@ static void attend(attention_job *j, attention_block *block) {
 /* Later rows first: they take longest. Segments are few, so they are simply walked. */
 static void attend_task(void *context, int64_t task) {
     attention_job *j = context;
-    int64_t n_kv_head = j->shape->n_kv_head, place = task / n_kv_head;
+    const attention_shape *shape = j->shape;
+    int64_t parts = shape->n_head / j->n_heads, place = task / parts, head = task % parts * j->n_heads;
     const segment *s = j->segments;
     while (place >= n_tiles(s->n_rows, ROWS_AT_ONCE)) place -= n_tiles((s++)->n_rows, ROWS_AT_ONCE);
     int64_t start = (n_tiles(s->n_rows, ROWS_AT_ONCE) - 1 - place) * ROWS_AT_ONCE;
-    int64_t stop = at_most(start + ROWS_AT_ONCE, s->n_rows), group = j->shape->n_head / n_kv_head;
-    int64_t step = MAX_SCORES / (group * (s->position + s->n_rows));
+    int64_t stop = at_most(start + ROWS_AT_ONCE, s->n_rows);
+    int64_t step = MAX_SCORES / (j->n_heads * (s->position + s->n_rows));
+    int64_t first_key = (s->slot * shape->n_kv_head + head / (shape->n_head / shape->n_kv_head)) * shape->n_ctx;
     if (step < 1) step = 1;
     for (int64_t t = start; t < stop; t += step) {
         attention_block block = {.segment = s, .first_row = s->first_row + t, .n_rows = at_most(step, stop - t),
-                                 .kv_head = task % n_kv_head, .group = group};
+                                 .first_head = head, .n_heads = j->n_heads,
+                                 .keys = j->keys + first_key * shape->d_head,
+                                 .values = j->values + first_key * shape->d_value};
         attend(j, &block);
     }
 }
@@ -109,14 +114,16 @@ static void attend_task(void *context, int64_t task) {
 int rowops_attention(const rowops_isa *isa, const attention_shape *shape, const float *q, const float *keys,
                      const float *values, const segment *segments, int64_t n_segments, float scale, float *out,
                      int n_threads) {
-    attention_job j = {isa, shape, q, keys, values, segments, scale, out, KV_OK};
+    attention_job j = {isa, shape, q, keys, values, segments, scale, out, shape->n_head / shape->n_kv_head, KV_OK};
     int64_t n_products = 0, n_blocks = 0;
     for (int64_t i = 0; i < n_segments; i++) {
         n_blocks += n_tiles(segments[i].n_rows, ROWS_AT_ONCE);
         n_products += segments[i].n_rows * (segments[i].position + segments[i].n_rows);
     }
-    n_products *= shape->n_head * (shape->d_head + shape->d_value);
-    pool_run(pool_threads(8 * n_products, n_threads), n_blocks * shape->n_kv_head, attend_task, &j);
+    n_threads = pool_threads(8 * n_products * shape->n_head * (shape->d_head + shape->d_value), n_threads);
+    /* few tasks for many threads: heads part company and each task reads the keys again, in fours as they compute */
+    while (n_blocks * shape->n_head / j.n_heads < 2 * n_threads && j.n_heads % 8 == 0) j.n_heads /= 2;
+    pool_run(n_threads, n_blocks * (shape->n_head / j.n_heads), attend_task, &j);
     return j.error;
 }
 
