@@ -51,6 +51,7 @@ async def ask(page: Page, text: str, *, max_tokens: int = 8, seed: int = 7) -> N
     await page.fill("#max-tokens", str(max_tokens))
     await page.fill("#seed", str(seed))
     await page.fill("#asked", text)
+    await wait_until(page, "document.querySelector('#send:not([disabled])')")  # it knows a model, and has seen the text
     await page.press("#asked", "Enter")
 
 
