@@ -37,8 +37,13 @@ def open_model(settings: ServiceSettings) -> LoadedModel:
         kernel=KernelChoice(settings.kernel),
         n_threads=settings.n_threads,
     )
-    slot_bytes = format_size(loaded.model.cache.slot_bytes)
-    logger.info("%s: %d slots of %d tokens, %s each", settings.model_name, n_slot, n_ctx, slot_bytes)
+    cache = loaded.model.cache
+    sizes = format_size(cache.slot_bytes), format_size(cache.recurrent_bytes)
+    about = "%s: %d slots of %d tokens, %s each with %s of recurrent state"
+    logger.info(about, settings.model_name, n_slot, n_ctx, *sizes)
+    if n_slot < settings.n_slot and settings.kv_budget_bytes is not None:
+        budget = format_size(settings.kv_budget_bytes)
+        logger.warning("KVASIR_KV_BYTES (%s) holds %d slots of the %d that are wanted", budget, n_slot, settings.n_slot)
     return loaded
 
 
@@ -70,4 +75,5 @@ def _slots(settings: ServiceSettings) -> tuple[int, int]:
         n_ctx = min(settings.n_ctx or 4096, card.n_ctx)
         dtype = make_ops(Dense(settings.dense), settings.n_threads, Device(settings.device)).dtype
         one = SlotCache(read_config(index.metadata), n_slot=1, n_ctx=n_ctx, dtype=dtype)
-    return slots_for_budget(one.slot_bytes, settings.n_slot, settings.kv_budget_bytes), n_ctx
+    budget = settings.kv_budget_bytes
+    return slots_for_budget(one.slot_bytes, settings.n_slot, budget, one.recurrent_bytes), n_ctx

@@ -15,15 +15,20 @@ from kvasir.byte_sizes import format_size
 from kvasir.errors import ConfigError
 
 
-def slots_for_budget(slot_bytes: int, n_wanted: int, budget_bytes: int | None) -> int:
-    """At most `n_wanted` slots, as many as the budget holds. Raises ConfigError when it holds none."""
+def slots_for_budget(slot_bytes: int, n_wanted: int, budget_bytes: int | None, recurrent_bytes: int = 0) -> int:
+    """At most `n_wanted` slots, as many as the budget holds. Raises ConfigError when it holds none.
+
+    `recurrent_bytes` of a slot are its recurrent state, which no shorter context makes smaller.
+    """
     if budget_bytes is None:
         return n_wanted
     n_slot = min(n_wanted, budget_bytes // slot_bytes)
     if n_slot < 1:
+        parts = f", {format_size(recurrent_bytes)} of it recurrent state" if recurrent_bytes else ""
+        advice = "allow more bytes or a shorter context" if recurrent_bytes < budget_bytes else "allow more bytes"
         raise ConfigError(
-            f"a slot of this model takes {format_size(slot_bytes)} and the budget is {format_size(budget_bytes)}: "
-            "allow more bytes or a shorter context"
+            f"a slot of this model takes {format_size(slot_bytes)}{parts}, and the budget is "
+            f"{format_size(budget_bytes)}: {advice}"
         )
     return n_slot
 

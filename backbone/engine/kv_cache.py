@@ -68,16 +68,19 @@ class TensorForm(TypedDict):
     device: torch.device
 
 
+# States are not zeroed here, so that memory is taken as sequences come and grow: a recurrent state is cleared when its
+# slot is given, and a key or value is only read after it was written.
+
+
 def _new_kv(mixer: AttentionConfig, n_slot: int, n_ctx: int, form: TensorForm) -> KVLayer:
-    # Not zeroed, so that memory is taken as sequences grow: a row is only read after it was written.
     shape = (n_slot, mixer.n_kv_head, n_ctx)  # attention reads one head's keys one after the other
     return KVLayer(torch.empty(*shape, mixer.d_head, **form), torch.empty(*shape, mixer.d_head_v, **form))
 
 
 def _new_delta(mixer: GatedDeltaConfig, n_slot: int, _n_ctx: int, form: TensorForm) -> DeltaLayer:
     return DeltaLayer(
-        torch.zeros(n_slot, mixer.conv_width - 1, mixer.n_conv_channel, **form),
-        torch.zeros(n_slot, mixer.n_v_head, mixer.d_v, mixer.d_k, **form),
+        torch.empty(n_slot, mixer.conv_width - 1, mixer.n_conv_channel, **form),
+        torch.empty(n_slot, mixer.n_v_head, mixer.d_v, mixer.d_k, **form),
     )
 
 
@@ -132,6 +135,12 @@ class SlotCache:
     def slot_bytes(self) -> int:
         """Bytes of one full slot."""
         return self.n_bytes // self.n_slot
+
+    @property
+    def recurrent_bytes(self) -> int:
+        """Those of them that a slot takes however short its sequence is."""
+        recurrent = (state for state in self._states if isinstance(state, DeltaLayer))
+        return sum(state.conv.nbytes + state.state.nbytes for state in recurrent) // self.n_slot
 
     def state(self, layer: int) -> LayerState:
         """What a layer keeps, for all slots."""

@@ -294,8 +294,10 @@ def test_slots_follow_the_budget() -> None:
     assert slots_for_budget(1000, 8, None) == 8
     assert slots_for_budget(1000, 8, 3999) == 3
     assert slots_for_budget(1000, 8, 10**9) == 8
-    with pytest.raises(ConfigError, match="1000 B and the budget is 999 B"):
+    with pytest.raises(ConfigError, match="1000 B, and the budget is 999 B: allow more bytes or a shorter context"):
         slots_for_budget(1000, 8, 999)
+    with pytest.raises(ConfigError, match=r"1000 B, 999 B of it recurrent state, and the budget is 999 B: .* bytes$"):
+        slots_for_budget(1000, 8, 999, recurrent_bytes=999)
 
 
 def test_row_experts_are_counted_by_whose_rows_they_were(loaded: LoadedModel) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import psutil
 import pytest
 import torch
 
+from backbone.engine.admission import slots_for_budget
 from backbone.engine.arch import read_config
 from backbone.engine.batch import Batch
 from backbone.engine.kv_cache import SlotCache
-from backbone.engine.model_config import ModelConfig
+from backbone.engine.model_config import AttentionConfig, GatedDeltaConfig, ModelConfig
 from backbone.engine.ops import Segment
 from kvasir.errors import ConfigError, RequestError
 from tests.oracles.tiny_layout import DELTA, TinyShape, tiny_metadata
@@ -43,6 +47,37 @@ def test_bytes_are_those_of_keys_values_and_recurrent_state() -> None:
     kv = 2 * 8 * SHAPE.n_kv_head * SHAPE.d_head
     assert new_cache().slot_bytes == 4 * (conv + state + kv)
     assert new_cache().n_bytes == 3 * new_cache().slot_bytes
+
+
+def big_config() -> ModelConfig:
+    """The 122B model's mixers: 36 recurrent layers, 12 with attention."""
+    small = config()
+    recurrent = GatedDeltaConfig(n_k_head=16, n_v_head=64, d_k=128, d_v=128, conv_width=4)
+    attention = next(layer.mixer for layer in small.layers if isinstance(layer.mixer, AttentionConfig))
+    attention = replace(attention, n_head=32, n_kv_head=2, d_head=256, d_head_v=256)
+    mixers = [attention if number % 4 == 3 else recurrent for number in range(48)]
+    return replace(small, layers=tuple(replace(small.layers[0], layer=n, mixer=m) for n, m in enumerate(mixers)))
+
+
+def test_a_slot_of_a_large_model_is_mostly_recurrent_state_and_the_budget_counts_it() -> None:
+    cache = SlotCache(big_config(), n_slot=1, n_ctx=4096, dtype=torch.float32)
+    assert cache.recurrent_bytes == 36 * 4 * (64 * 128 * 128 + 3 * 12_288)  # 156 MB, whatever the context
+    assert cache.slot_bytes == cache.recurrent_bytes + 12 * 4096 * 2 * 2 * 256 * 4
+    keys_alone = cache.slot_bytes - cache.recurrent_bytes
+    assert slots_for_budget(cache.slot_bytes, 64, 64 * keys_alone, cache.recurrent_bytes) == 36
+    with pytest.raises(
+        ConfigError, match=r"341 MiB, 149 MiB of it recurrent state, and the budget is 286 MiB: .* context"
+    ):
+        slots_for_budget(cache.slot_bytes, 64, 300_000_000, cache.recurrent_bytes)
+
+
+def test_a_cache_takes_memory_only_for_slots_that_are_given() -> None:
+    before = psutil.Process().memory_info().rss
+    cache = SlotCache(big_config(), n_slot=64, n_ctx=4096, dtype=torch.float32)  # 23 GB when it is full
+    assert psutil.Process().memory_info().rss - before < 100e6
+    cache.allocate()
+    taken = psutil.Process().memory_info().rss - before
+    assert cache.recurrent_bytes <= taken < cache.recurrent_bytes + 100e6
 
 
 def test_lengths_move_on_when_a_forward_is_done() -> None:
