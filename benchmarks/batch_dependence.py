@@ -1,0 +1,65 @@
+"""How far a sequence's logits move with what runs beside it, and with how its prompt is cut. `bench_fast` asks.
+
+`vs_llamacpp_bits` asks of the exact mode whether any bit changes; this also tells by how much in the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from backbone.engine.dispatch import ExpertDispatcher
+from backbone.engine.engine import Engine, Logits
+from backbone.engine.loaded_model import LoadedModel
+from backbone.engine.sampling_params import SamplingParams
+from backbone.engine.sequence import Sequence as EngineSequence
+from backbone.engine.transport import NoWorkers
+
+N_TOKENS = 4
+PROMPT = [(7 * column) % 199 + 1 for column in range(19)]
+
+
+class BatchDependence(NamedTuple):
+    """Whether any bit changed, and the largest change of a logit of the first token by the logits' deviation."""
+
+    is_invariant: bool
+    largest_change: float
+
+
+def batch_dependence(loaded: LoadedModel, n_slot: int) -> BatchDependence:
+    """One sequence alone, and in batches of 2, 3, 8 and all slots with its prompt in other chunks."""
+    alone = _logits(loaded, [], max_rows=64)
+    is_invariant, largest = True, 0.0
+    for n_others, max_rows in ((1, 64), (2, 7), (7, 64), (n_slot - 1, 64), (n_slot - 1, 33)):
+        others = [[(13 * row + column) % 211 + 1 for column in range(3 + row % 11)] for row in range(n_others)]
+        beside = _logits(loaded, others, max_rows=max_rows)
+        is_invariant &= len(beside) == len(alone) and all(map(np.array_equal, alone, beside))
+        largest = max(largest, float(np.abs(beside[0] - alone[0]).max() / alone[0].std()))
+    return BatchDependence(is_invariant, largest)
+
+
+def _logits(loaded: LoadedModel, others: Sequence[Sequence[int]], *, max_rows: int) -> list[Logits]:
+    """The watched sequence's logits, token by token, while `others` run beside it."""
+    seen: list[Logits] = []
+
+    def see(sequence: EngineSequence, logits: Logits) -> None:
+        if sequence.request_id == "watched":
+            seen.append(logits.copy())
+
+    params = SamplingParams(temperature=0.0, max_tokens=N_TOKENS)
+    engine = Engine(loaded.model, ExpertDispatcher(loaded.store, NoWorkers()), max_rows=max_rows, on_logits=see)
+    for number, prompt in enumerate(others):
+        engine.add(EngineSequence(str(number), prompt, params, loaded.tokenizer))
+    engine.add(EngineSequence("watched", PROMPT, params, loaded.tokenizer))
+    asyncio.run(_run(engine))
+    return seen
+
+
+async def _run(engine: Engine) -> None:
+    while engine.has_work:
+        for event in await engine.step():
+            if event.error is not None:
+                raise event.error
