@@ -14,16 +14,19 @@ from kvasir.errors import ConfigError
 Figures = Mapping[str, Any]
 
 
+def by_name(figures: Figures, *keys: str) -> Mapping[str, Any]:
+    """What lies below a path of keys, by name."""
+    found: Any = figures
+    for number, key in enumerate(keys, start=1):
+        found = found.get(key)
+        if not isinstance(found, Mapping):
+            raise ConfigError(f"the figures have no values below {'.'.join(keys[:number])!r}")
+    return found  # type: ignore[no-any-return]  # what JSON gives
+
+
 def by_number(figures: Figures, *keys: str) -> dict[float, float]:
     """The values below a path of keys, by the numbers that are their keys."""
-    found: Any = figures
-    for key in keys:
-        if not isinstance(found, Mapping) or key not in found:
-            raise ConfigError(f"the figures have no {'.'.join(keys)!r}; they have {', '.join(map(str, found))}")
-        found = found[key]
-    if not isinstance(found, Mapping):
-        raise ConfigError(f"{'.'.join(keys)!r} is {found!r}; values by number are needed")
-    return {float(key): float(value) for key, value in found.items()}
+    return {float(key): float(value) for key, value in by_name(figures, *keys).items()}
 
 
 def value(figures: Figures, key: str) -> float:
@@ -142,6 +145,51 @@ def fast(figures: Figures) -> Chart:
     )
 
 
+def wire(figures: Figures) -> Chart:
+    """Megabytes a token on the wire, by how workers answer."""
+    names = {
+        "f32": "f32",
+        "f16": "f16",
+        "sum": "sums",
+        "sum_colocated": "co-located",
+        "sum_colocated_hot": "and a quarter hot",
+    }
+    workers = ("4", "8", "32")
+    series = []
+    for key, name in names.items():
+        totals = [by_name(figures, f"mb_per_token_{n}", key)["total"] for n in workers]
+        series.append(Series(name, dict(enumerate(totals))))
+    return Chart(
+        "Bytes of a token on the wire",
+        "workers that share a layer",
+        "megabytes a token, both ways",
+        series,
+        groups=workers,
+        limits=[Limit("goal at 4", 0.8)],
+        note="The 122B's shape, steps of 64 rows. Rows go out in 3.1 KB in all; replies differ: one a pair, or sums",
+    )
+
+
+def speculate(figures: Figures) -> Chart:
+    """Speed with drafts by the speed without."""
+    gain = by_name(figures, "gain")
+    series = [
+        Series(f"{text} text, {ms} ms", dict(enumerate(by_batch.values())))
+        for text, by_ms in gain.items()
+        for ms, by_batch in by_ms.items()
+    ]
+    groups = list(next(iter(next(iter(gain.values())).values())))
+    return Chart(
+        "What drafts bring",
+        "sequences at once",
+        "speed with drafts by speed without",
+        series,
+        groups=groups,
+        limits=[Limit("no gain", 1.0)],
+        note="The demo model, by kind of text and round trip to its workers; every token is the one without drafts",
+    )
+
+
 CURVES: dict[str, Callable[[Figures], Chart]] = {
     "bench_scale": scale,
     "bench_latency_hiding": latency_hiding,
@@ -149,4 +197,6 @@ CURVES: dict[str, Callable[[Figures], Chart]] = {
     "bench_vs_llamacpp": vs_llamacpp,
     "bench_overhead": overhead,
     "bench_fast": fast,
+    "bench_wire": wire,
+    "bench_speculate": speculate,
 }

@@ -33,6 +33,14 @@ MADE_UP: dict[str, dict[str, Any]] = {
     "bench_fast": {
         f"ratio_{mode}_{case}": 0.5 for mode in ("fast", "copied", "float") for case in ("1", "8", "32", "pp512")
     },
+    "bench_wire": {
+        f"mb_per_token_{n}": {
+            reply: {"down": 0.5, "up": 1.0, "total": 1.5}
+            for reply in ("f32", "f16", "sum", "sum_colocated", "sum_colocated_hot")
+        }
+        for n in (4, 8, 32)
+    },
+    "bench_speculate": {"gain": {"free": {"0": {"1": 1.0, "8": 1.1}, "20": {"1": 1.5, "8": 1.4}}}},
 }  # fmt: skip
 
 
