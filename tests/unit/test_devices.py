@@ -14,13 +14,16 @@ import torch
 
 from backbone.engine.batch import Batch, SlotTokens
 from backbone.engine.devices import CPU, Device, torch_device
+from backbone.engine.dispatch import ExpertDispatcher
 from backbone.engine.loaded_model import Dense, LoadedModel, make_ops
 from backbone.engine.model import Model
 from backbone.engine.ops import Linear
 from backbone.engine.torch_ops import TorchOps
+from backbone.engine.transport import NoWorkers
 from kvasir.errors import ConfigError
 from kvasir.experts import WeightMatrix
 from kvasir.gguf_index import GGUFIndex
+from kvasir.kernels.gpu_or_cpu import GpuOrCpuKernel
 from tests.oracles.model_runs import run_chunks, torch_oracle
 from tests.oracles.tiny_gguf import TinyModel, write_tiny
 from tests.oracles.tiny_layout import ARCHITECTURES, TinyShape
@@ -144,3 +147,20 @@ def test_weights_in_bf16_change_rounding_alone(architecture: str, tmp_path: Path
     exact, rounded = found
     assert not torch.equal(exact, rounded)
     assert float(((rounded - exact).norm(dim=1) / exact.norm(dim=1)).median()) < 0.02
+
+
+def test_a_gpu_that_computes_experts_changes_no_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the exact dense path. The GPU is Mesa's lavapipe."""
+    monkeypatch.setenv("KVASIR_SOFTWARE_GPU", "1")
+    path = write_tiny(tmp_path / "m.gguf", TinyModel("qwen3moe", "Q4_K", shape=SHAPE))
+    found = []
+    for gpu_expert_bytes in (0, 32 << 20):
+        with LoadedModel.open(path, n_slot=1, n_ctx=16, n_threads=1, gpu_expert_bytes=gpu_expert_bytes) as loaded:
+            kernel = loaded.store.kernel
+            assert isinstance(kernel, GpuOrCpuKernel) == bool(gpu_expert_bytes)
+            if isinstance(kernel, GpuOrCpuKernel):
+                kernel.gpu_from = 1  # lavapipe is slower than the CPU: nothing would go there
+            found.append(run_chunks(loaded.model, ExpertDispatcher(loaded.store, NoWorkers()), [3, 4, 5], [2, 1]))
+            if isinstance(kernel, GpuOrCpuKernel):
+                assert kernel.n_gpu_calls > 0
+    assert torch.equal(*found)
