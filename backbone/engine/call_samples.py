@@ -14,16 +14,22 @@ import numpy.typing as npt
 Calls = npt.NDArray[np.uint16]  # [n_calls, n_expert] pairs of each call
 Together = npt.NDArray[np.uint32]  # [n_expert, n_expert] rows that called both; the diagonal: rows that called one
 
-MOST_ROWS = 8  # of a call that are looked at for which experts go together
+MOST_ROWS = 8
 
 
 class CallSamples:
     """A ring of sampled calls for each layer. Safe to use from several threads."""
 
-    def __init__(self, n_layer: int, n_expert: int, *, n_kept: int = 256, every: int = 4) -> None:
-        """Of each layer every `every`-th call is sampled, and the last `n_kept` samples count."""
+    def __init__(
+        self, n_layer: int, n_expert: int, *, n_kept: int = 256, every: int = 4, most_rows: int = MOST_ROWS
+    ) -> None:
+        """Of each layer every `every`-th call is sampled, and the last `n_kept` samples count.
+
+        Of `most_rows` rows of a sample it is counted which experts they called together.
+        """
         self._lock = threading.Lock()
         self._every = every
+        self._most_rows = most_rows
         self._calls = np.zeros((n_layer, n_kept, n_expert), np.uint16)
         self._together = np.zeros((n_layer, n_expert, n_expert), np.uint32)
         self._n_seen = [0] * n_layer
@@ -41,7 +47,7 @@ class CallSamples:
             return
         n_kept, n_expert = self._calls.shape[1:]
         counts = np.bincount(expert_ids.reshape(-1), minlength=n_expert)
-        first = expert_ids[:MOST_ROWS]
+        first = expert_ids[: self._most_rows]
         pairs = (first[:, :, None] * n_expert + first[:, None, :]).reshape(-1)  # [rows * n_used * n_used]
         with self._lock:
             self._calls[layer, seen // self._every % n_kept] = np.minimum(counts, 0xFFFF)
