@@ -18,7 +18,7 @@ from backbone.api_usage import SOURCES, UsageTally
 _LATENCIES_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 # Names of the backbones' report (`backbone_process`). What is not a counter is a gauge.
-_COUNTERS = frozenset({"steps", "tokens", "completed", "failed"})
+_COUNTERS = frozenset({"steps", "tokens", "drafted_tokens", "accepted_tokens", "completed", "failed"})
 _BY_SOURCE = {f"row_experts_{source}": source for source in SOURCES}
 
 

@@ -43,7 +43,8 @@ class SwarmUsage(StrictModel):
     """Who computed this reply's row-experts (a row of one token times an expert); the shares add up to 1.
 
     `unconfirmed` are the workers whose answers were used before anybody had checked them, `flagged_workers` those of
-    them that have lied. `requests` are the ids of the records at /v1/requests/{id}, one for each prompt.
+    them that have lied. `requests` are the ids of the records at /v1/requests/{id}, one for each prompt. `n_drafted`
+    tokens were guessed and computed ahead, `n_accepted` of them were the ones that the model chose.
     """
 
     row_experts: int
@@ -54,6 +55,8 @@ class SwarmUsage(StrictModel):
     flagged_workers: list[str]
     unconfirmed: list[str]
     requests: list[str]
+    n_drafted: int
+    n_accepted: int
 
 
 class UsageReply(StrictModel):

@@ -20,6 +20,8 @@ class UsageTally:
         self.prompt_tokens = 0
         self.completion_tokens = 0
         self.row_experts = 0
+        self.n_drafted = 0
+        self.n_accepted = 0
         self.by_source = dict.fromkeys(SOURCES, 0.0)
         self.requests: list[str] = []
         self.is_flagged = False
@@ -32,6 +34,8 @@ class UsageTally:
         self.prompt_tokens += done.usage.prompt_tokens
         self.completion_tokens += done.usage.completion_tokens
         self.row_experts += done.kvasir.row_experts
+        self.n_drafted += done.kvasir.n_drafted
+        self.n_accepted += done.kvasir.n_accepted
         for source in SOURCES:
             self.by_source[source] += getattr(done.kvasir, source) * done.kvasir.row_experts
         self.requests.append(request_id)
@@ -40,7 +44,9 @@ class UsageTally:
         self.unconfirmed.update(done.kvasir.unconfirmed)
 
     def usage(self) -> dict[str, Any]:
-        """OpenAI's usage object with `kvasir`: row-experts, each source's share (together 1), who was not checked."""
+        """OpenAI's usage object with `kvasir`: row-experts, each source's share (together 1), who was not checked, and
+        how many tokens were drafted and accepted.
+        """
         n_all = self.row_experts
         shares = {source: n / n_all if n_all else 0.0 for source, n in self.by_source.items()}
         return {
@@ -54,5 +60,7 @@ class UsageTally:
                 "flagged_workers": sorted(self.flagged_workers),
                 "unconfirmed": sorted(self.unconfirmed),
                 "requests": self.requests,
+                "n_drafted": self.n_drafted,
+                "n_accepted": self.n_accepted,
             },
         }

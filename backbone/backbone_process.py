@@ -39,7 +39,7 @@ from backbone.payloads import GenerationRequest
 from backbone.pulse_keeper import PulseKeeper, PulseSources
 from backbone.request_claim import Claim, claim, refuse_redelivery
 from backbone.request_intake import RequestIntake
-from backbone.served_model import directory_entry, open_model
+from backbone.served_model import directory_entry, max_drafts, open_model
 from backbone.service_settings import ServiceSettings
 from backbone.worker_transport import make_transport
 from kvasir.errors import KvasirError
@@ -222,7 +222,13 @@ class BackboneProcess:
                 hot=self._hot,
             )
 
-        limits = ServiceLimits(settings.n_groups, settings.step_rows, settings.max_waiting, settings.n_traced_tokens)
+        limits = ServiceLimits(
+            settings.n_groups,
+            settings.step_rows,
+            settings.max_waiting,
+            settings.n_traced_tokens,
+            max_drafts(settings, loaded),
+        )
         return EngineService(loaded, make_experts, self._pass_on, limits=limits)
 
     def _pulse_sources(self) -> PulseSources:
@@ -253,6 +259,8 @@ class BackboneProcess:
             "slots": state.n_slot,
             "steps": counters.n_steps,
             "tokens": counters.n_tokens,
+            "drafted_tokens": counters.drafts.drafted,
+            "accepted_tokens": counters.drafts.accepted,
             "completed": counters.n_completed,
             "failed": counters.n_failed,
             "row_experts_workers": counters.shares.workers,

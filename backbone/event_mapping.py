@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from backbone.engine.draft_counts import DraftCounts
 from backbone.engine.exposure import ExposureBook
 from backbone.engine.jobs import (
     Began,
@@ -77,18 +78,20 @@ class EventMapper:
                 return Started(n_prompt_tokens, self.model_name, self.fingerprint, self.backbone_id)
             case ChoiceEnded(choice, finish_reason, n_tokens):
                 return End(choice, finish_reason.value, n_tokens)
-            case Completed(n_prompt_tokens, n_completion_tokens, shares, _):
-                return Done(Usage(n_prompt_tokens, n_completion_tokens), self._share(request_id, shares))
+            case Completed(n_prompt_tokens, n_completion_tokens, shares, _, drafts):
+                return Done(Usage(n_prompt_tokens, n_completion_tokens), self._share(request_id, shares, drafts))
             case Broken(failure, _):
                 return Failed(*_STATUS[failure.kind], failure.message)
 
-    def _share(self, request_id: str, shares: Shares) -> SwarmShare:
+    def _share(self, request_id: str, shares: Shares, drafts: DraftCounts) -> SwarmShare:
         flags = self.exposures.flags_of(request_id)
         return replace(
             swarm_share(shares),
             flagged=bool(flags),
             flagged_workers=shown_workers(flags.values()),
             unconfirmed=shown_workers(self.exposures.unconfirmed_workers(request_id)),
+            n_drafted=drafts.drafted,
+            n_accepted=drafts.accepted,
         )
 
     def _token(self, event: NewToken) -> Token:

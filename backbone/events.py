@@ -81,7 +81,8 @@ class SwarmShare:
     """Who computed the request's own row-experts: how many there were, and the shares (0 to 1, together 1).
 
     `unconfirmed` are workers whose answers it used before anybody had checked them. It is flagged when one of these,
-    the `flagged_workers`, is known to have lied. Both lists are sorted and bounded.
+    the `flagged_workers`, is known to have lied. Both lists are sorted and bounded. Of its tokens `n_drafted` were
+    guessed and computed ahead, and `n_accepted` of these were right.
     """
 
     row_experts: int
@@ -91,6 +92,8 @@ class SwarmShare:
     flagged: bool = False
     flagged_workers: tuple[str, ...] = ()
     unconfirmed: tuple[str, ...] = ()
+    n_drafted: int = 0
+    n_accepted: int = 0
 
 
 @dataclass(frozen=True, slots=True)

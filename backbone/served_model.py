@@ -68,6 +68,17 @@ def directory_entry(settings: ServiceSettings, loaded: LoadedModel, *, has_chat:
     )
 
 
+def max_drafts(settings: ServiceSettings, loaded: LoadedModel) -> int:
+    """How many tokens a sequence may draft at once; 0 where drafts are off, or could change an answer."""
+    if settings.speculate == "off":
+        return 0
+    ops = loaded.model.ops
+    if not ops.is_batch_stable:
+        logger.warning("KVASIR_SPECULATE stays off: with %s the bits of an answer depend on a step's rows", ops.name)
+        return 0
+    return settings.draft_tokens
+
+
 def _slots(settings: ServiceSettings) -> tuple[int, int]:
     """How many slots of how many tokens. A cache of one slot is made for its size, and takes no memory until used."""
     with GGUFIndex.open(settings.model) as index:

@@ -16,6 +16,7 @@ _CHOICES = {
     "KVASIR_DEVICE": ("cpu", "cuda", "auto"),
     "KVASIR_KERNEL": ("auto", "kx1", "float"),
     "KVASIR_REPLY": ("f32", "f16", "sum"),
+    "KVASIR_SPECULATE": ("off", "auto"),
 }
 
 
@@ -38,6 +39,8 @@ def service_settings(
         step_rows=env_int("KVASIR_STEP_ROWS", 256, 1, 65536, environ),
         n_groups=_groups(environ),
         n_traced_tokens=env_int("KVASIR_TRACE_TOKENS", 64, 0, 1024, environ),
+        speculate=_choice("KVASIR_SPECULATE", environ),
+        draft_tokens=env_int("KVASIR_DRAFT_TOKENS", 8, 1, 64, environ),
         n_threads=env_int("KVASIR_THREADS", 0, 0, 4096, environ) or None,
         dense=_choice("KVASIR_DENSE", environ),
         device=_choice("KVASIR_DEVICE", environ),

@@ -94,8 +94,7 @@ class GatedDelta:
         if not tentative:
             return self._advance(rows, state, firm)
         split, n_rows = tentative[0].first_row, len(rows.mixed)
-        slots = [segment.slot for segment in tentative]
-        copied = DeltaLayer(state.conv[slots], state.state[slots])
+        copied = step.cache.delta_copy(self.layer, [segment.slot for segment in tentative])
         own = [Segment(n, s.first_row - split, s.n_rows, s.position) for n, s in enumerate(tentative)]
         heads = self._advance(rows.part(split, n_rows), copied, own)
         for slot, first, n, _ in tentative:

@@ -119,6 +119,7 @@ class SlotCache:
         self._lengths = [0] * n_slot
         self._n_tentative = [0] * n_slot  # rows
         self._delta_rows: dict[tuple[int, int], DeltaRows] = {}  # of tentative segments, by slot and layer
+        self._delta_copy: DeltaLayer | None = None  # reused: fresh pages would cost many times the copying
         self._free = list(range(n_slot))  # a heap: the lowest slot is taken first
 
     @property
@@ -222,6 +223,19 @@ class SlotCache:
             self._lengths[slot] += n_rows
             self._status[slot] = SlotStatus.READY
             self._drop_tentative(slot)
+
+    def delta_copy(self, layer: int, slots: Sequence[int]) -> DeltaLayer:
+        """A recurrent layer's state of some slots, [len(slots), ...], to be spoilt; good until the next call."""
+        state, copy, n = self._states[layer], self._delta_copy, len(slots)
+        if not isinstance(state, DeltaLayer):
+            raise TypeError(f"layer {layer} has no recurrent state")
+        wanted = [(n, *tensor.shape[1:]) for tensor in (state.conv, state.state)]
+        if copy is None or len(copy.conv) < n or [(n, *t.shape[1:]) for t in (copy.conv, copy.state)] != wanted:
+            copy = self._delta_copy = DeltaLayer(*(state.conv.new_empty(shape) for shape in wanted))
+        for number, slot in enumerate(slots):
+            copy.conv[number].copy_(state.conv[slot])
+            copy.state[number].copy_(state.state[slot])
+        return DeltaLayer(copy.conv[:n], copy.state[:n])
 
     def put_delta_rows(self, slot: int, layer: int, rows: DeltaRows) -> None:
         """Remember what a recurrent layer has to compute again from the rows that are kept."""

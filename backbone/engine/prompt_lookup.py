@@ -6,60 +6,65 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
-SHORTEST_MATCH = 2  # tokens; one alone says too little
-LONGEST_MATCH = 32  # more than these make a guess no better
+LONGEST_MATCH = 32  # more tokens are not compared
 N_PLACES = 8  # latest places of the same two tokens that are compared
 
 
-class Guess(NamedTuple):
-    """How the text may go on, and how many tokens of its end were found earlier; 0: nothing was found."""
-
-    token_ids: tuple[int, ...] = ()
-    n_matched: int = 0
-
-
 class PromptLookup:
-    """An index over a text that grows token by token."""
+    """An index over a text that grows token by token.
+
+    A match is two tokens or more at the text's end that occurred before. It is followed for as long as the text goes
+    on as it did then; otherwise the longest is looked for, of equals the latest.
+    """
 
     def __init__(self, token_ids: Iterable[int] = ()) -> None:
         """Reads the whole text, about a microsecond a token."""
         self._text: list[int] = []
-        self._places: dict[tuple[int, ...], list[int]] = {}  # where the same tokens ended, latest last
+        self._places: dict[tuple[int, int], list[int]] = {}  # where the same two tokens ended, latest last
+        self._stop = 0  # where the match ends; 0: there is none
+        self.n_matched = 0  # tokens; 0: nothing was found
         for token in token_ids:
             self.add(token)
 
-    def __len__(self) -> int:
-        return len(self._text)
+    @property
+    def next_token(self) -> int | None:
+        """What followed the match; None without one."""
+        return self._text[self._stop] if self._stop else None
 
     def add(self, token: int) -> None:
         """The text's next token."""
-        self._text.append(token)
-        if len(self._text) >= SHORTEST_MATCH:
-            places = self._places.setdefault(tuple(self._text[-SHORTEST_MATCH:]), [])
-            places.append(len(self._text))
-            if len(places) > N_PLACES + 1:  # the last one is the end of the text itself
-                del places[0]
+        text = self._text
+        goes_on = self._stop > 0 and text[self._stop] == token
+        text.append(token)
+        if len(text) < 2:
+            return
+        places = self._places.setdefault((text[-2], token), [])
+        if goes_on:
+            self._stop += 1
+            self.n_matched += 1
+        else:
+            self.n_matched, self._stop = max(((self._matched(place), place) for place in places), default=(0, 0))
+        places.append(len(text))
+        if len(places) > N_PLACES:
+            del places[0]
 
-    def guess(self, n_most: int) -> Guess:
-        """What followed the longest earlier match of the text's end, the latest of equals, up to `n_most` tokens.
+    def guess(self, n: int) -> tuple[int, ...]:
+        """The next `n` tokens if the text goes on as it did after the match; none without one.
 
         A match that overlaps the end means that the text repeats itself, and the guess goes on repeating.
         """
-        places = self._places.get(tuple(self._text[-SHORTEST_MATCH:]), [])
-        if len(places) < 2 or n_most < 1:
-            return Guess()
-        n_matched, stop = max((self._matched(place), place) for place in places[:-1])
-        period = len(self._text) - stop
-        followed = self._text[stop : stop + n_most]
-        while len(followed) < n_most:
+        if not self._stop:
+            return ()
+        period = len(self._text) - self._stop
+        followed = self._text[self._stop : self._stop + n]
+        while len(followed) < n:
             followed.append(followed[-period])
-        return Guess(tuple(followed), n_matched)
+        return tuple(followed)
 
     def _matched(self, stop: int) -> int:
-        """How many tokens before `stop` are those at the text's end."""
-        text, n = self._text, SHORTEST_MATCH
+        """How many tokens before `stop` are those at the text's end; at least two are."""
+        text, n = self._text, 2
         most = min(stop, LONGEST_MATCH)
         while n < most and text[stop - n - 1] == text[-n - 1]:
             n += 1

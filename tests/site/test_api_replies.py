@@ -48,6 +48,8 @@ def test_a_completion(site: Site) -> None:
             "flagged_workers": [],
             "unconfirmed": [],
             "requests": [request.request_id],
+            "n_drafted": 0,
+            "n_accepted": 0,
         },
     }
     assert (request.kind, request.prompt, request.n, request.deadline_s) == (RequestKind.COMPLETION, "Once", 1, 600.0)

@@ -9,46 +9,61 @@ from hypothesis import strategies as st
 
 from backbone.engine.draft_length import AcceptedShare, worth_drafting
 from backbone.engine.drafter import Drafter
-from backbone.engine.prompt_lookup import LONGEST_MATCH, N_PLACES, SHORTEST_MATCH, Guess, PromptLookup
+from backbone.engine.prompt_lookup import LONGEST_MATCH, N_PLACES, PromptLookup
 from backbone.engine.row_cost import RowCost
 
-TEXTS = st.lists(st.integers(0, 3), max_size=60)
 
-
-def searched(text: list[int], n_most: int) -> Guess:
-    """The same guess by looking everywhere."""
-    places = [
-        stop
-        for stop in range(SHORTEST_MATCH, len(text))
-        if text[stop - SHORTEST_MATCH : stop] == text[len(text) - SHORTEST_MATCH :]
-    ][-N_PLACES:]
-    best = Guess()
-    for stop in places:
-        n = max(n for n in range(min(stop, LONGEST_MATCH) + 1) if text[stop - n : stop] == text[len(text) - n :])
-        if n >= best.n_matched:
-            followed = list(text)
-            for _ in range(n_most):
-                followed.append(followed[stop + len(followed) - len(text)])
-            best = Guess(tuple(followed[len(text) :]), n)
-    return best
+def longest(text: list[int]) -> int:
+    """Tokens of the longest end of a text that also ends at one of the latest places where its last two tokens are."""
+    if len(text) < 2:
+        return 0
+    places = [stop for stop in range(2, len(text)) if text[stop - 2 : stop] == text[-2:]][-N_PLACES:]
+    return max(
+        (
+            max(n for n in range(min(stop, LONGEST_MATCH) + 1) if text[stop - n : stop] == text[len(text) - n :])
+            for stop in places
+        ),
+        default=0,
+    )
 
 
 @settings(max_examples=150, deadline=None)
-@given(TEXTS, st.integers(1, 12))
-def test_a_guess_is_what_followed_the_longest_match(text: list[int], n_most: int) -> None:
-    assert PromptLookup(text).guess(n_most) == searched(text, n_most)
+@given(st.lists(st.integers(0, 2), max_size=60), st.integers(1, 12))
+def test_a_guess_is_what_followed_the_longest_match(text: list[int], n: int) -> None:
+    lookup = PromptLookup(text)
+    assert min(lookup.n_matched, LONGEST_MATCH) >= longest(text)
+    guessed = lookup.guess(n)
+    if not lookup.n_matched:
+        assert guessed == () and lookup.next_token is None
+        return
+    assert guessed[0] == lookup.next_token and len(guessed) == n
+    ends = [
+        stop
+        for stop in range(lookup.n_matched, len(text))
+        if text[stop - lookup.n_matched : stop] == text[len(text) - lookup.n_matched :]
+    ]
+    repeated = [[*text, *guessed][stop : stop + n] for stop in ends]
+    assert list(guessed) in repeated
 
 
 def test_a_text_may_grow_and_repeat_itself() -> None:
     lookup = PromptLookup([1, 2, 3, 9])
-    assert lookup.guess(3) == Guess()
+    assert lookup.guess(3) == ()
     for token in (1, 2, 3):
         lookup.add(token)
-    assert lookup.guess(2) == Guess((9, 1), 3)
-    lookup = PromptLookup([5, 7, 5, 7, 5, 7])
-    assert lookup.guess(5) == Guess((5, 7, 5, 7, 5), 4)
-    assert lookup.guess(0) == PromptLookup([4]).guess(3) == PromptLookup().guess(3) == Guess()
-    assert len(lookup) == 6
+    assert (lookup.guess(2), lookup.n_matched) == ((9, 1), 3)
+    lookup.add(9)
+    assert (lookup.guess(1), lookup.n_matched) == ((1,), 4)
+    lookup.add(5)
+    assert (lookup.guess(1), lookup.n_matched) == ((), 0)
+    repeating = PromptLookup([5, 7, 5, 7, 5, 7])
+    assert (repeating.guess(5), repeating.n_matched) == ((5, 7, 5, 7, 5), 4)
+    assert PromptLookup([4]).guess(3) == PromptLookup().guess(3) == ()
+
+
+def test_of_equal_matches_the_latest_is_followed() -> None:
+    assert PromptLookup([1, 2, 5, 1, 2, 6, 1, 2]).next_token == 6
+    assert PromptLookup([9, 1, 2, 5, 1, 2, 6, 9, 1, 2]).next_token == 5
 
 
 @pytest.mark.parametrize(

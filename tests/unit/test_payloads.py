@@ -110,7 +110,7 @@ EVENTS: list[Event] = [
     Token(0, 5, "x", b"x", 0.0),
     End(0, "stop", 4),
     Done(Usage(7, 9), SwarmShare(100, 0.75, 0.0, 0.25)),
-    Done(Usage(7, 9), SwarmShare(100, 1.0, 0.0, 0.0, True, ("liar",), ("ann", "liar"))),
+    Done(Usage(7, 9), SwarmShare(100, 1.0, 0.0, 0.0, True, ("liar",), ("ann", "liar"), 8, 3)),
     Failed(400, "context_overflow", "too long"),
 ]
 

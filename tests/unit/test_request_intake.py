@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from backbone.engine.draft_counts import DraftCounts
 from backbone.engine.jobs import (
     Began,
     Broken,
@@ -109,8 +110,10 @@ def test_events_get_what_only_the_process_knows(tokenizer: Tokenizer) -> None:
     sampled = Sampled(5, -1.0, (TokenLogprob(5, -1.0),))
     assert mapper.event("r", NewToken(0, sampled, "")) == Token(0, 5, "", token, -1.0, (TopLogprob(5, token, -1.0),))
     assert mapper.event("r", ChoiceEnded(1, FinishReason.LENGTH, 4)) == End(1, "length", 4)
-    completed = Completed(9, 4, Shares(workers=6, hot=1, fallback=1))
-    assert mapper.event("r", completed) == Done(Usage(9, 4), SwarmShare(8, 0.75, 0.125, 0.125))
+    completed = Completed(9, 4, Shares(workers=6, hot=1, fallback=1), drafts=DraftCounts(5, 3))
+    assert mapper.event("r", completed) == Done(
+        Usage(9, 4), SwarmShare(8, 0.75, 0.125, 0.125, n_drafted=5, n_accepted=3)
+    )
     assert swarm_share(Shares()) == SwarmShare(0, 0.0, 0.0, 0.0)
 
 
