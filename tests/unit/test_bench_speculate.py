@@ -1,0 +1,21 @@
+"""The benchmark of drafts publishes the keys that it promises."""
+
+from __future__ import annotations
+
+from benchmarks.bench_speculate import FIGURES, ROUND_TRIPS_MS, TEXTS
+from tests.unit.test_bench_keys import quick_run
+
+
+def test_bench_speculate() -> None:
+    figures = quick_run("bench_speculate")
+    assert figures.pop("commit")
+    assert figures.pop("identical") is True
+    assert all(value > 0 for value in figures.pop("undo_ms_122b").values())
+    assert figures.keys() == FIGURES.keys()
+    for name, by_text in figures.items():
+        assert set(by_text) == set(TEXTS)
+        for by_round_trip in by_text.values():
+            assert list(by_round_trip) == [str(ms) for ms in ROUND_TRIPS_MS]
+            for by_batch in by_round_trip.values():
+                assert list(by_batch) == ["1", "2"]
+                assert all(value > 0 or name == "accepted_share" for value in by_batch.values())
