@@ -67,6 +67,7 @@ def latency_hiding(figures: Figures) -> Chart:
     for n in (64, 8, 1):
         tok_s = by_number(figures, "tok_s", str(n))
         series.append(Series(f"{n} at once", {rtt: speed / tok_s[0.0] for rtt, speed in tok_s.items()}))
+    series.append(Series("64, one micro-batch", by_number(figures, "one_group_vs_rtt0_64"), is_guide=True))
     return Chart(
         "Throughput against the round trip",
         "round trip, ms",
@@ -152,7 +153,7 @@ def wire(figures: Figures) -> Chart:
         "f16": "f16",
         "sum": "sums",
         "sum_colocated": "co-located",
-        "sum_colocated_hot": "and a quarter hot",
+        "sum_colocated_hot": f"and {100 * value(figures, 'hot_part'):.0f} % hot",
     }
     workers = ("4", "8", "32")
     series = []

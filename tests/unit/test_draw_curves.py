@@ -20,7 +20,10 @@ from kvasir.errors import ConfigError
 SVG = "{http://www.w3.org/2000/svg}"
 MADE_UP: dict[str, dict[str, Any]] = {
     "bench_scale": {"tok_s": {"1": 3.0, "2": 6.0, "8": 20.0}, "efficiency_8": 0.833},
-    "bench_latency_hiding": {"tok_s": {n: {"0": 10.0, "5": 9.0, "20": 5.0} for n in ("1", "8", "64")}},
+    "bench_latency_hiding": {
+        "tok_s": {n: {"0": 10.0, "5": 9.0, "20": 5.0} for n in ("1", "8", "64")},
+        "one_group_vs_rtt0_64": {"0": 1.0, "20": 0.4},
+    },
     "bench_hot_cache": {f"share_{which}": {"0.1": 0.4, "0.5": 0.9} for which in ("ours", "best_fixed", "lru")},
     "bench_vs_llamacpp": {
         f"ratio_{which}{case}": 1.25
@@ -34,11 +37,14 @@ MADE_UP: dict[str, dict[str, Any]] = {
         f"ratio_{mode}_{case}": 0.5 for mode in ("fast", "copied", "float") for case in ("1", "8", "32", "pp512")
     },
     "bench_wire": {
-        f"mb_per_token_{n}": {
-            reply: {"down": 0.5, "up": 1.0, "total": 1.5}
-            for reply in ("f32", "f16", "sum", "sum_colocated", "sum_colocated_hot")
-        }
-        for n in (4, 8, 32)
+        "hot_part": 0.25,
+        **{
+            f"mb_per_token_{n}": {
+                reply: {"down": 0.5, "up": 1.0, "total": 1.5}
+                for reply in ("f32", "f16", "sum", "sum_colocated", "sum_colocated_hot")
+            }
+            for n in (4, 8, 32)
+        },
     },
     "bench_speculate": {"gain": {"free": {"0": {"1": 1.0, "8": 1.1}, "20": {"1": 1.5, "8": 1.4}}}},
 }  # fmt: skip
@@ -72,7 +78,9 @@ def test_every_curve_is_drawn_from_made_up_figures(tmp_path: Path) -> None:
 
 def test_a_curve_follows_its_figures() -> None:
     chart = CURVES["bench_latency_hiding"](MADE_UP["bench_latency_hiding"])
-    assert [one.values for one in chart.series] == [{0.0: 1.0, 5.0: 0.9, 20.0: 0.5}] * 3
+    *measured, one_group = chart.series
+    assert [one.values for one in measured] == [{0.0: 1.0, 5.0: 0.9, 20.0: 0.5}] * 3
+    assert one_group.is_guide and one_group.values == {0.0: 1.0, 20.0: 0.4}
     ideal = CURVES["bench_scale"](MADE_UP["bench_scale"]).series[1]
     assert ideal.is_guide and ideal.values == {1.0: 3.0, 2.0: 6.0, 8.0: 24.0}
 
