@@ -54,7 +54,7 @@ class Plan:
         return {str(batch): str(batch) for batch in self.n_steps} | {PREFILL: f"pp{self.n_prefill}"}
 
 
-FULL = Plan(RealShape(), {1: 16, 8: 6, 32: 3}, n_prefill=512, n_rounds=3)
+FULL = Plan(RealShape(), {1: 8, 8: 4, 32: 2}, n_prefill=512, n_rounds=3)
 QUICK = Plan(QUICK_SHAPE, {1: 2, 8: 2, 32: 2}, n_prefill=64, n_rounds=1)
 
 Costs = dict[str, dict[str, list[float]]]  # CPU seconds by case, mode and round
