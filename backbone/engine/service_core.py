@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -28,7 +29,7 @@ from backbone.engine.jobs import (
     NewToken,
     Waiting,
 )
-from backbone.engine.micro_batches import GroupPlanner, Stopwatch, TripMeter
+from backbone.engine.micro_batches import BusyMeter, GroupPlanner, Stopwatch, TripMeter
 from backbone.engine.sequence import Sequence as EngineSequence
 from backbone.engine.shares import ShareMeter, Shares
 
@@ -69,13 +70,16 @@ class ServiceCore:
         clock: Callable[[], float],
         on_events: Callable[[JobEvents], None],
         planner: GroupPlanner | None = None,
+        busy_clock: Callable[[], float] = time.thread_time,
     ) -> None:
         """`on_events` gets all events of a step at once; it must not block and must not raise.
 
-        Without a `planner` sequences are spread over all groups.
+        Without a `planner` sequences are spread over all groups. `busy_clock` reads how long the loop's thread has
+        computed; with it the planner learns what groups cost.
         """
         self.groups = tuple(groups)
         self.planner = planner or GroupPlanner(len(self.groups), is_fixed=True)
+        self._busy = BusyMeter(busy_clock)
         self.counters = Counters()
         self.jobs: dict[str, Job] = {}
         self.line = WaitingLine(max_waiting)
@@ -136,13 +140,13 @@ class ServiceCore:
                 continue
             self._end_overdue()
             group.busy_since = self._clock()
-            step = Stopwatch(group.engine.step(), self._clock)
+            step = Stopwatch(group.engine.step(), self._busy)
             events = await step
             group.busy_since = None
             self._after_step(group, events)
             trip = group.trips.take() if group.trips is not None else None
             if trip is not None:
-                self.planner.note(step.seconds, trip)
+                self.planner.note(step.seconds, self._busy.beside_s(), trip)
             self._spread(group)
             await asyncio.sleep(0)  # lets other groups, new jobs and cancels in when no worker was waited for
 

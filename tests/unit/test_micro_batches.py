@@ -14,6 +14,7 @@ from backbone.engine.jobs import Completed, Job, JobEvents, JobSpec, NewToken
 from backbone.engine.loaded_model import LoadedModel
 from backbone.engine.measured import Measured
 from backbone.engine.micro_batches import (
+    BusyMeter,
     GroupPlanner,
     LayerTrip,
     RowCosts,
@@ -43,7 +44,9 @@ def in_proportion(n_rows: float) -> float:
 )
 def test_the_rule_takes_the_smallest_number_that_hides(away_s: float, expected: int) -> None:
     assert smallest_that_hides(64, in_proportion, lambda _: away_s, 8) == expected
-    assert next_n_groups(1, 64, in_proportion, lambda _: away_s, 8) == expected
+    assert next_n_groups(8, 64, in_proportion, lambda _: away_s, 8) == 8  # not worse, so it stays
+    assert next_n_groups(1, 64, in_proportion, lambda _: away_s, 8) == min(expected, 2)  # and not more at once
+    assert next_n_groups(max(1, expected // 2), 64, in_proportion, lambda _: away_s, 8) == expected // 2 * 2 or 1
 
 
 def test_splitting_that_costs_more_than_waiting_is_not_done() -> None:
@@ -99,21 +102,21 @@ def test_a_layer_call_waits_for_its_slowest_batch() -> None:
 def test_the_planner_plans_when_it_is_time_and_keeps_to_what_was_asked_for() -> None:
     planner = GroupPlanner(8, is_fixed=False, replan_s=2.0)
     assert planner.replan(10.0, 64) == 1  # nothing is known
-    planner.note(4 * 0.1, LayerTrip(4, 64, 0.02, 0.0))
+    planner.note(4 * 0.1, 0.0, LayerTrip(4, 64, 0.02, 0.0))
     assert planner.replan(11.9, 64) == 1
     assert planner.replan(12.0, 64) == 2
-    planner.note(0.0, LayerTrip(4, 0, 0.0, 0.0))
+    planner.note(0.0, 0.0, LayerTrip(4, 0, 0.0, 0.0))
     assert planner.replan(14.0, 0) == 2  # nobody is there: it stays as it is
     assert planner.replan(14.0, 1) == 1
     fixed = GroupPlanner(3, is_fixed=True)
-    fixed.note(4 * 0.1, LayerTrip(4, 64, 10.0, 0.0))
+    fixed.note(4 * 0.1, 0.0, LayerTrip(4, 64, 10.0, 0.0))
     assert fixed.replan(1e6, 64) == 3
 
 
 def test_a_planner_without_workers_stays_with_one_group() -> None:
     planner = GroupPlanner(16, is_fixed=False)
     for step in range(100):
-        planner.note(0.1, LayerTrip(4, 64, 0.0, 0.0))
+        planner.note(0.1, 0.01, LayerTrip(4, 64, 0.0, 0.0))
         assert planner.replan(3.0 * step, 64) == 1
 
 
@@ -128,13 +131,15 @@ def test_a_stopwatch_counts_running_and_not_waiting() -> None:
         return "done"
 
     async def test(loop: VirtualLoop) -> None:
-        watch = Stopwatch(task(loop), lambda: now[0])
+        meter = BusyMeter(lambda: now[0])
+        assert meter.beside_s() == 0.0
+        watch = Stopwatch(task(loop), meter)
         waiting = asyncio.ensure_future(_await(watch))
         await asyncio.sleep(1)
         now[0] += 100.0  # while it waits
         assert await waiting == "done"
-        assert watch.seconds == 4.5
-        cancelled = asyncio.ensure_future(_await(Stopwatch(task(loop), lambda: now[0])))
+        assert (watch.seconds, meter.in_steps_s, meter.beside_s()) == (4.5, 4.5, 100.0)
+        cancelled = asyncio.ensure_future(_await(Stopwatch(task(loop), meter)))
         await asyncio.sleep(1)
         cancelled.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -203,6 +208,7 @@ async def serve(
         clock=loop.time,
         on_events=on_events,
         planner=GroupPlanner(most, is_fixed=n_groups is not None, replan_s=0.2),
+        busy_clock=lambda: loop.busy_s,
     )
     stepping = asyncio.ensure_future(core.run())
     for job in jobs:

@@ -103,6 +103,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         super().__init__()
         self._now = 1000.0
+        self.busy_s = 0.0
         self._real_select = self._selector.select  # type: ignore[attr-defined]
         self._selector.select = self._select  # type: ignore[attr-defined]
         self.sockets: list[Socket] = []
@@ -113,6 +114,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def advance(self, seconds: float) -> None:
         """Let time go by as if something had computed."""
         self._now += seconds
+        self.busy_s += seconds
 
     def _select(self, timeout: float | None) -> Any:
         if timeout is None:
