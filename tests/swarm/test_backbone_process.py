@@ -274,6 +274,22 @@ def test_a_process_serves_a_request_once(process: BackboneProcess, redis: Redis)
     assert redis.get(keys.owner_key(request.request_id)) == process.id
 
 
+def test_what_is_hot_is_told_in_usage_and_stats(server: RedisServer, redis: Redis, tmp_path: Path) -> None:
+    settings = ServiceSettings(write_model(tmp_path), MODEL, n_slot=1, n_ctx=64, n_threads=1, stop_s=0.0, hot_bytes=1)
+    process = BackboneProcess(settings, server.url, lambda: None)
+    assert process._hot is not None
+    process._hot._plan = (frozenset(range(16)), frozenset())  # as a plan that found the first layer worth it
+    process.start()
+    request = completion(max_tokens=3)
+    finish(serve(process, request))
+    done = entries(redis, request.request_id)[-1][1]
+    stats = process._stats()
+    process.stop()
+    assert isinstance(done, Done) and (done.kvasir.hot, done.kvasir.fallback) == (0.5, 0.5)
+    assert stats["row_experts_hot"] == stats["row_experts_fallback"] > 0
+    assert stats["hot_experts"] == 16 and stats["hot_bytes"] > 0
+
+
 def test_a_running_request_that_comes_again_is_left_alone(process: BackboneProcess, redis: Redis) -> None:
     request = replace(endless(), sampling=dict(endless().sampling) | {"max_tokens": 1900})
     running = serve(process, request)
