@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 from collections.abc import Awaitable
 from pathlib import Path
 
@@ -71,8 +72,13 @@ def calibrate(loaded: LoadedModel) -> SumScale:
 
 
 def sum_scale_of(loaded: LoadedModel, folder: Path) -> SumScale:
-    """The scale kept in `folder`, else a new one, which is kept there. Raises ConfigError for a file that is broken."""
-    path = folder / f"{loaded.card.fingerprint}.json"
+    """The scale kept in `folder`, else a new one, which is kept there. Raises ConfigError for a file that is broken.
+
+    Each dense path whose bits may depend on the batch has a file of its own: the exact one's is always its own.
+    """
+    ops = loaded.model.ops
+    suffix = "" if ops.is_batch_stable else "-" + re.sub(r"\W+", "-", ops.name)
+    path = folder / f"{loaded.card.fingerprint}{suffix}.json"
     if path.exists():
         try:
             return SumScale.from_json(path.read_text(encoding="utf-8"))

@@ -16,6 +16,7 @@ from backbone.engine.fast_ops import FastOps
 from backbone.engine.loaded_model import Dense, LoadedModel, make_ops
 from backbone.engine.model import Model
 from backbone.engine.stable_ops import StableOps
+from backbone.engine.sum_calibration import sum_scale_of
 from backbone.engine.torch_ops import TorchOps
 from backbone.served_model import directory_entry, open_model
 from backbone.service_settings import ServiceSettings
@@ -205,3 +206,17 @@ def test_a_model_says_what_its_copies_take(tmp_path: Path, caplog: pytest.LogCap
     assert torch.get_num_threads() == usable_cores()
     assert isinstance(make_ops(Dense.KX1, 1), StableOps)
     assert torch.get_num_threads() == 1
+
+
+@pytest.mark.usefixtures("any_size")
+def test_the_exact_paths_scale_of_sums_is_never_another_ones(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "m.gguf", TinyModel("qwen3moe", "Q4_K", shape=TinyShape(n_layer=2, n_expert=4)))
+
+    def kept(dense: Dense) -> set[str]:
+        with LoadedModel.open(path, n_slot=1, n_ctx=64, n_threads=1, dense=dense, fast_rows=12) as loaded:
+            sum_scale_of(loaded, tmp_path / "sums")
+            return {file.stem.removeprefix(loaded.card.fingerprint) for file in (tmp_path / "sums").iterdir()}
+
+    fast = "-fast-Q4_K-in-bfloat16-from-12-rows-Q6_K-in-bfloat16-from-12-rows"
+    assert kept(Dense.FAST) == {fast}
+    assert kept(Dense.KX1) == {fast, ""}
