@@ -19,15 +19,16 @@ from typing import Any, NamedTuple
 
 from backbone.engine.loaded_model import LoadedModel
 from backbone.engine.sum_calibration import calibrate
+from backbone.engine.sum_scale import SumScale
 from backbone.engine.transport import NoWorkers
 from benchmarks.emulator import EmulatedSwarm
+from benchmarks.emulator_answers import AnswerBook
 from benchmarks.emulator_classes import CABLE_BYTES_S, DESKTOP, LinkClass
 from benchmarks.emulator_model import TINY, TRUE_WIDTHS, describe, emulated_model, prompts
 from benchmarks.emulator_ranges import assign_ranges
 from benchmarks.emulator_run import Emulated, Load, run_emulated
 from benchmarks.machine import describe_commit, describe_machine
 from benchmarks.real_shape_model import RealShape
-from market.scarcity import Counts
 
 N_WORKERS = 8
 FEWEST_REPLICAS = 2
@@ -81,34 +82,44 @@ def cases(plan: Plan) -> Iterator[Case]:
 def measure(folder: Path, plan: Plan) -> Runs:
     """All rounds of all cases. Raises RuntimeError when tokens differ or the backbone computed a pair."""
     with emulated_model(folder, plan.shape, max(plan.n_tokens)) as loaded:
-        expected, traffic = {}, None
-        for n_sequences, (n_warm, n_timed) in plan.n_tokens.items():
-            load = Load(prompts(n_sequences), n_warm, n_timed)
-            alone = run_emulated(loaded, lambda _: NoWorkers(), load, sum_scale=calibrate(loaded))
-            expected[n_sequences], traffic = alone.token_ids, alone.traffic
-        assert traffic is not None
+        setting = Setting(loaded, calibrate(loaded), plan)
         runs: Runs = {case: [] for case in cases(plan)}
         for _ in range(plan.n_rounds):
             for case, done in runs.items():
-                run = _run(loaded, case, plan, traffic)
-                if run.token_ids != expected[case.n_sequences]:
-                    raise RuntimeError(f"the tokens of {case} are not those of a run without workers")
-                if run.n_fallback:
-                    raise RuntimeError(f"{run.n_fallback} pairs of {case} were not computed by workers")
-                done.append(run)
+                done.append(setting.run(case))
     return runs
 
 
-def _run(loaded: LoadedModel, case: Case, plan: Plan, traffic: Counts) -> Emulated:
-    held = assign_ranges(traffic, N_WORKERS, FEWEST_REPLICAS)
-    link = LinkClass(case.round_trip_ms / 1000, to_worker=CABLE_BYTES_S, to_backbone=CABLE_BYTES_S)
-    return run_emulated(
-        loaded,
-        lambda loop: EmulatedSwarm(loop, loaded.store, held, DESKTOP, link),
-        Load(prompts(case.n_sequences), *plan.n_tokens[case.n_sequences]),
-        sum_scale=calibrate(loaded),
-        n_groups=case.n_groups,
-    )
+class Setting:
+    """What all cases share: the model, what runs without workers gave, and the workers' answers so far."""
+
+    def __init__(self, loaded: LoadedModel, scale: SumScale, plan: Plan) -> None:
+        self._loaded = loaded
+        self._scale = scale
+        self._loads = {n: Load(prompts(n), *n_tokens) for n, n_tokens in plan.n_tokens.items()}
+        alone = {
+            n: run_emulated(loaded, lambda _: NoWorkers(), load, sum_scale=scale) for n, load in self._loads.items()
+        }
+        self._expected = {n: run.token_ids for n, run in alone.items()}
+        self._held = assign_ranges(alone[max(alone)].traffic, N_WORKERS, FEWEST_REPLICAS)
+        self._answers = AnswerBook()
+
+    def run(self, case: Case) -> Emulated:
+        """Run a case. Raises RuntimeError when tokens differ or the backbone computed a pair."""
+        link = LinkClass(case.round_trip_ms / 1000, to_worker=CABLE_BYTES_S, to_backbone=CABLE_BYTES_S)
+        store = self._loaded.store
+        run = run_emulated(
+            self._loaded,
+            lambda loop: EmulatedSwarm(loop, store, self._held, DESKTOP, link, answers=self._answers),
+            self._loads[case.n_sequences],
+            sum_scale=self._scale,
+            n_groups=case.n_groups,
+        )
+        if run.token_ids != self._expected[case.n_sequences]:
+            raise RuntimeError(f"the tokens of {case} are not those of a run without workers")
+        if run.n_fallback:
+            raise RuntimeError(f"{run.n_fallback} pairs of {case} were not computed by workers")
+        return run
 
 
 def tok_s(runs: Runs, n_sequences: int, round_trip_ms: int, n_groups: int | None = None) -> float:

@@ -11,15 +11,19 @@ import argparse
 import json
 import tempfile
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from backbone.engine.loaded_model import LoadedModel
 from backbone.engine.sum_calibration import calibrate
 from backbone.engine.transport import NoWorkers
 from benchmarks.emulator import EmulatedSwarm
+from benchmarks.emulator_answers import AnswerBook
 from benchmarks.emulator_classes import PHONE, WIFI_BYTES_S, LinkClass
+from benchmarks.emulator_clock import CpuLoop
 from benchmarks.emulator_model import TINY, TRUE_WIDTHS, describe, emulated_model, prompts
-from benchmarks.emulator_ranges import assign_ranges
+from benchmarks.emulator_ranges import Holdings, assign_ranges
 from benchmarks.emulator_run import Emulated, Load, run_emulated
 from benchmarks.machine import describe_commit, describe_machine
 from benchmarks.real_shape_model import RealShape
@@ -64,20 +68,21 @@ def measure(folder: Path, plan: Plan) -> Runs:
         scale = calibrate(loaded)
         alone = run_emulated(loaded, lambda _: NoWorkers(), load, sum_scale=scale)
         runs: Runs = {}
+        answers = AnswerBook()
         for n_workers in plan.n_workers:
             held = assign_ranges(alone.traffic, n_workers, FEWEST_REPLICAS)
-            run = run_emulated(
-                loaded,
-                lambda loop, held=held: EmulatedSwarm(loop, loaded.store, held, PHONE, LINK),  # type: ignore[misc]
-                load,
-                sum_scale=scale,
-            )
+            make_swarm = partial(_swarm, loaded, held, answers)
+            run = run_emulated(loaded, make_swarm, load, sum_scale=scale)
             if run.token_ids != alone.token_ids:
                 raise RuntimeError(f"the tokens of {n_workers} workers are not those of a run without any")
             if run.n_fallback:
                 raise RuntimeError(f"{run.n_fallback} pairs were not computed by the {n_workers} workers")
             runs[n_workers] = run
     return runs
+
+
+def _swarm(loaded: LoadedModel, held: Holdings, answers: AnswerBook, loop: CpuLoop) -> EmulatedSwarm:
+    return EmulatedSwarm(loop, loaded.store, held, PHONE, LINK, answers=answers)
 
 
 def as_keys(runs: Runs, plan: Plan) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from backbone.engine.measured import Measured
 from backbone.engine.placement import CoverageSnapshot
 from backbone.engine.worker_health import Health
 from backbone.engine.worker_meter import WorkerMeter
+from benchmarks.emulator_answers import AnswerBook
 from benchmarks.emulator_classes import LinkClass, Port, WorkerClass
 from benchmarks.emulator_clock import CpuLoop
 from benchmarks.emulator_worker import EmulatedWorker
@@ -71,10 +72,15 @@ class EmulatedSwarm:
         kind: WorkerClass,
         link: LinkClass,
         *,
+        answers: AnswerBook | None = None,
         backbone_bytes_s: float = BACKBONE_BYTES_S,
         seed: int = 0,
     ) -> None:
-        """`held` says what each worker has; `backbone_bytes_s` is what its own line carries, each way."""
+        """`held` says what each worker has; `backbone_bytes_s` is what its own line carries, each way.
+
+        `answers` may be shared with other swarms over the same store.
+        """
+        answers = answers or AnswerBook()
         self._loop = loop
         self._d_model = store.card.d_model
         self._link = link
@@ -84,7 +90,7 @@ class EmulatedSwarm:
         self._arrival: float | None = None  # of the answer that is being taken up
         for name, ranges in held.items():
             on_answer = partial(self._received, name)
-            worker = EmulatedWorker(loop, store, ranges, kind, link, self.ports, self._rng, on_answer)
+            worker = EmulatedWorker(loop, store, ranges, kind, link, self.ports, answers, self._rng, on_answer)
             self._members[name] = _Member(worker, WorkerMeter(self._clock), FrameDecoder(), {}, Health())
             self._wait_for_loss(name)
         self.n_losses = 0

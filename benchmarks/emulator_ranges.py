@@ -12,10 +12,12 @@ from kvasir.experts import ExpertRange
 from market.scarcity import Budget, Counts, choose
 from market.targets import TargetBounds, first_targets, next_targets
 
+Holdings = dict[str, tuple[ExpertRange, ...]]  # by worker
+
 ROWS_S = 1000.0  # mean traffic of an expert: far above what the market takes for quiet
 
 
-def assign_ranges(traffic: Counts, n_workers: int, fewest: int) -> dict[str, tuple[ExpertRange, ...]]:
+def assign_ranges(traffic: Counts, n_workers: int, fewest: int) -> Holdings:
     """Ranges by worker for router calls [n_layer, n_expert], at least `fewest` replicas each but no two in one worker.
 
     Workers have room for the same number of experts of each layer.

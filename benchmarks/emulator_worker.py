@@ -13,6 +13,7 @@ from functools import partial
 import numpy as np
 
 from backbone.engine.expert_store import ExpertStore
+from benchmarks.emulator_answers import AnswerBook
 from benchmarks.emulator_classes import Flight, LinkClass, Port, WorkerClass
 from benchmarks.emulator_clock import CpuLoop
 from kvasir.experts import ExpertRange, FloatRows
@@ -25,8 +26,9 @@ from kvasir.worker.compute import Job, compute_batch
 class HeldExperts:
     """The backbone's experts of a layer under a worker's local ids."""
 
-    def __init__(self, whole: LoadedExperts, expert_ids: list[int]) -> None:
+    def __init__(self, whole: LoadedExperts, expert_ids: list[int], answers: AnswerBook) -> None:
         self._whole = whole
+        self._answers = answers
         self._expert_ids = np.asarray(expert_ids, np.int32)
         self.layer = whole.layer
         self.n_expert = len(expert_ids)
@@ -34,7 +36,7 @@ class HeldExperts:
 
     def compute(self, rows: EncodedRows, pair_rows: Pairs, pair_ids: Pairs) -> FloatRows:
         """See LoadedExperts."""
-        return self._whole.compute(rows, pair_rows, self._expert_ids[pair_ids])
+        return self._answers.outputs(self._whole, rows, pair_rows, self._expert_ids[pair_ids])
 
 
 class EmulatedWorker:
@@ -51,6 +53,7 @@ class EmulatedWorker:
         kind: WorkerClass,
         link: LinkClass,
         ports: tuple[Port, Port],
+        answers: AnswerBook,
         rng: np.random.Generator,
         on_answer: Callable[[bytes, float], None],
     ) -> None:
@@ -68,7 +71,7 @@ class EmulatedWorker:
         held: dict[int, list[int]] = {}
         for part in self.ranges:
             held.setdefault(part.layer, []).extend(range(part.start, part.stop))
-        self._experts = {layer: HeldExperts(store.layer(layer), ids) for layer, ids in held.items()}
+        self._experts = {layer: HeldExperts(store.layer(layer), ids, answers) for layer, ids in held.items()}
 
     def send(self, data: bytes) -> None:
         """Let a frame leave the backbone now."""
