@@ -152,7 +152,7 @@ def wire(figures: Figures) -> Chart:
         "f32": "f32",
         "f16": "f16",
         "sum": "sums",
-        "sum_colocated": "co-located",
+        "sum_colocated": "and co-located",
         "sum_colocated_hot": f"and {100 * value(figures, 'hot_part'):.0f} % hot",
     }
     workers = ("4", "8", "32")
@@ -167,7 +167,7 @@ def wire(figures: Figures) -> Chart:
         series,
         groups=workers,
         limits=[Limit("goal at 4", 0.8)],
-        note="The 122B's shape, steps of 64 rows. Rows go out in 3.1 KB in all; replies differ: one a pair, or sums",
+        note="The 122B's shape, steps of 64 rows. A row is 3.1 KB to each worker; replies are one a pair, or sums",
     )
 
 

@@ -85,7 +85,7 @@ def _y_ticks(chart: Chart) -> list[float]:
     values = [y for one in chart.series for y in one.values.values()] + [limit.value for limit in chart.limits]
     if chart.y_scale is Scale.LOG:
         return log_ticks(min(values), max(values))
-    return nice_ticks(min(0.0, *values), ROOM_ABOVE * max(0.0, *values))
+    return nice_ticks(min(0.0, *values), (ROOM_ABOVE if chart.groups else 1.0) * max(0.0, *values))
 
 
 def _placed(scale: Scale, low: float, high: float, first: float, last: float) -> Place:
