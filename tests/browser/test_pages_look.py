@@ -94,7 +94,10 @@ def test_every_page_is_sound(site: ServiceProcess, size: str, scheme: str) -> No
             await wait_until(page, drawn)
             wrong += await check(page, f"{path or 'home'}-{size}-{scheme}")
             await page.close()
-        return wrong
+        browser.forgive("404")
+        page = await browser.context.new_page()
+        await page.goto(f"{site.url}/nothing-is-here")
+        return wrong + await check(page, f"not_found-{size}-{scheme}")
 
     assert look(size, scheme, scenario) == []
 
