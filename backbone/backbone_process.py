@@ -257,6 +257,7 @@ class BackboneProcess:
             "running": state.n_running,
             "waiting": state.n_waiting,
             "slots": state.n_slot,
+            "groups": state.n_groups,
             "steps": counters.n_steps,
             "tokens": counters.n_tokens,
             "drafted_tokens": counters.drafts.drafted,

@@ -66,12 +66,16 @@ def make_groups(loaded: LoadedModel, make_experts: MakeExperts, limits: ServiceL
 
 @dataclass(frozen=True, slots=True)
 class ServiceState:
-    """How busy the service is now. `stalled_s`: how long the longest step in flight has been running."""
+    """How busy the service is now.
+
+    `stalled_s`: how long the longest step in flight has been running; `n_groups`: micro-batches in flight.
+    """
 
     n_running: int
     n_waiting: int
     n_slot: int
     stalled_s: float
+    n_groups: int
     counters: Counters
 
 
@@ -158,7 +162,7 @@ class EngineService:
         now = self._clock()
         stalled = max((now - begun for group in core.groups if (begun := group.busy_since) is not None), default=0.0)
         n_slot = self._loaded.model.cache.n_slot
-        return ServiceState(core.n_sequences, len(core.line), n_slot, stalled, core.counters)
+        return ServiceState(core.n_sequences, len(core.line), n_slot, stalled, core.planner.n_groups, core.counters)
 
     def stop(self, deadline_s: float) -> None:
         """Refuse new jobs, let those that run finish until the deadline, end the others, end the thread."""

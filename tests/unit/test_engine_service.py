@@ -276,7 +276,7 @@ def test_all_jobs_can_be_ended_at_once(loaded: LoadedModel) -> None:
         service.submit(spec("c"))
         assert isinstance(listener.last("c"), Completed)
         state = service.state()
-    assert (state.n_running, state.n_waiting, state.n_slot) == (0, 0, N_SLOT)
+    assert (state.n_running, state.n_waiting, state.n_slot, state.n_groups) == (0, 0, N_SLOT, 1)
     assert (state.counters.n_completed, state.counters.n_failed, state.counters.n_tokens) == (1, 2, 5)
 
 
