@@ -19,9 +19,6 @@ from frontend.static_files import TYPES
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = Path(__file__).parent / "pages"
-POLICY = (
-    "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self'; connect-src 'self'; base-uri 'none'"
-)
 FOLDERS = {
     "static/kvasir": ROOT / "frontend/static/kvasir",
     "golden": ROOT / "tests/golden",
