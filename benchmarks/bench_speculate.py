@@ -36,7 +36,7 @@ class Plan:
     n_rounds: int
 
 
-FULL = Plan({1: 256, 8: 256, 64: 96}, 3)
+FULL = Plan({1: 256, 8: 192, 64: 48}, 3)
 QUICK = Plan({1: 12, 2: 12}, 1)
 
 

@@ -16,12 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backbone.engine.batch import Batch, SlotTokens
+from backbone.engine.draft_length import DEAREST_ROW
 from backbone.engine.expert_caller import ExpertCaller, StepAware
 from backbone.engine.kv_cache import Kept
 from backbone.engine.model import Model
 from backbone.engine.row_cost import RowCost
 from backbone.engine.sampling import Sampled
-from backbone.engine.scheduler import Chunk, plan_step
+from backbone.engine.scheduler import Chunk, no_drafts, plan_step
 from backbone.engine.sequence import FinishReason, Sequence
 from kvasir.errors import RequestError
 
@@ -146,6 +147,8 @@ class Engine:
     def _drafting(self) -> Callable[[Sequence, int], tuple[int, ...]]:
         n_decoding = sum(sequence.n_pending == 1 for sequence in self._running)
         row_cost, n_ctx = self._row_cost.relative(n_decoding), self.n_ctx
+        if row_cost > DEAREST_ROW:
+            return no_drafts
         return lambda sequence, room: sequence.draft(row_cost, room, n_ctx)
 
     def _choose(self, sampling: list[Chunk], logits: Logits) -> list[TokenEvent]:

@@ -39,12 +39,17 @@ class StepPlan:
     admitted: tuple[Sequence, ...]
 
 
+def no_drafts(_sequence: Sequence, _room: int) -> tuple[int, ...]:
+    """Plain decoding."""
+    return ()
+
+
 def plan_step(
     running: Iterable[Sequence],
     waiting: Iterable[Sequence],
     n_free_slots: int,
     max_rows: int,
-    draft: Callable[[Sequence, int], tuple[int, ...]] = lambda sequence, room: (),
+    draft: Callable[[Sequence, int], tuple[int, ...]] = no_drafts,
 ) -> StepPlan:
     """Plan at most `max_rows` rows, but always one for each decoding sequence.
 

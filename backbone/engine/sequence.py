@@ -96,14 +96,14 @@ class Sequence:
     def draft(self, row_cost: float, limit: int, n_ctx: int) -> tuple[int, ...]:
         """Tokens that probably follow the pending one, at most `limit` and none that could not count.
 
-        See `draft_length` for the relative `row_cost`. The next `advance` calls judge them.
+        See `draft_length` for the relative `row_cost`.
         """
         if self._drafter is None:
             return ()
         ends_at = n_ctx - len(self.prompt_ids)
         if self.params.max_tokens is not None:
             ends_at = min(ends_at, self.params.max_tokens)
-        return self._drafter.draft(row_cost, min(limit, ends_at - len(self.output_ids) - 1))
+        return self._drafter.draft(self.output_ids, row_cost, min(limit, ends_at - len(self.output_ids) - 1))
 
     def advance(self, logits: NDArray[np.float32], n_ctx: int) -> Progress:
         """Sample the next token from f32 [n_vocab] and end the sequence where it must end.
@@ -113,8 +113,6 @@ class Sequence:
         sampled = sample(logits, self._history, self.params, self._draw())
         self._history.add(sampled.token)
         self.output_ids.append(sampled.token)
-        if self._drafter is not None:
-            self._drafter.see(sampled.token)
         if sampled.token in self._eog_ids:
             return self._end(sampled, self._flush(), FinishReason.STOP)
         update = self._stop.push(self._detokenizer.push(sampled.token))

@@ -86,18 +86,27 @@ def test_shares_follow_what_came_true_apart_by_match() -> None:
 
 def test_guesses_that_are_wrong_are_no_longer_drafted_and_come_back_when_they_are_right() -> None:
     """Also those that were not drafted are judged, so no row is spent on finding out."""
-    generator = np.random.default_rng(5)
-    drafter = Drafter([], 4)
+    generator, drafter = np.random.default_rng(5), Drafter([], 4)
+    answer: list[int] = []
     for _ in range(400):
-        drafter.draft(0.5, 4)
-        drafter.see(int(generator.integers(0, 4)))  # chance matches, and nothing follows from them
-    assert drafter.draft(0.5, 4) == ()
+        drafter.draft(answer, 0.5, 4)
+        answer.append(int(generator.integers(0, 4)))  # chance matches, and nothing follows from them
+    assert drafter.draft(answer, 0.5, 4) == ()
     lengths = []
-    for token in [0, 1, 2, 3, 4, 5, 6, 7, 8, 9] * 12:
-        lengths.append(len(drafter.draft(0.5, 4)))
-        drafter.see(token)
+    for token in [*range(10)] * 12:
+        lengths.append(len(drafter.draft(answer, 0.5, 4)))
+        answer.append(token)
     assert lengths[-1] == 4
-    assert len(drafter.draft(0.5, 3)) == 3 and drafter.draft(0.5, 0) == () and drafter.draft(0.5, -2) == ()
+    assert len(drafter.draft(answer, 0.5, 3)) == 3
+    assert drafter.draft(answer, 0.5, 0) == drafter.draft(answer, 0.5, -2) == ()
+
+
+def test_a_long_answer_is_read_piece_by_piece_before_drafts_go_on() -> None:
+    answer = [*range(10)] * 20
+    drafter = Drafter([1, 2], 4)
+    found = [drafter.draft(answer, 0.1, 4) for _ in range(4)]
+    assert found == [(), (), (), (0, 1, 2, 3)]
+    assert drafter.draft(answer, 0.1, 4) == (0, 1, 2, 3)
 
 
 def test_a_rows_cost_is_found_from_steps_of_different_sizes() -> None:
