@@ -60,7 +60,7 @@ class Measured:
     share: float = 1.0
     ratios: RatioHistogram = RatioHistogram()
 
-    def expected_s(self, n_pairs: int) -> float:
+    def expected_s(self, n_pairs: float) -> float:
         """Seconds until `n_pairs` more would be answered, after all that is under way."""
         return self.base_s + self.pair_s * (self.n_pairs_under_way + n_pairs)
 

@@ -87,22 +87,33 @@ def place(
 
     All pairs of an expert go to one replica, so that its weights are read once; of two replicas, which its number and
     the `turn` draw, the one that is expected to answer first wins, what it was given in this layer included, then
-    the smallest worker id. Without measurements that is the one with the fewest pairs of all. Busy experts are placed
-    first.
+    the smallest worker id. A pair whose row goes to the worker anyway counts half: its bytes are on the way already.
+    Without measurements the winner is the one with the least to do of all. Busy experts are placed first.
     """
     flat: list[int] = expert_ids.reshape(-1).tolist()
     if not live and not hot:
         return Placement((), NO_SLOTS, np.arange(len(flat), dtype=np.int32))
     owner: dict[int, Replica] = {}
-    load: dict[str, int] = {}
-    for expert_id, n_pairs in sorted(Counter(flat).items(), key=lambda item: (-item[1], item[0])):
+    load: dict[str, float] = {}
+    calls = Counter(flat)
+    has_choice = any(len(coverage.replicas.get((layer, expert_id), ())) > 1 for expert_id in calls)
+    rows_of_expert = _row_sets(flat, expert_ids.shape[1]) if has_choice else {}
+    rows_of_worker: dict[str, int] = {}
+    for expert_id, n_pairs in sorted(calls.items(), key=lambda item: (-item[1], item[0])):
         if expert_id in hot:
             continue
         choices = {r.worker_id: r for r in coverage.replicas.get((layer, expert_id), ()) if r.worker_id in live}
         if choices:
-            chosen = choices[sooner_of_two(choices, load, measured, n_pairs, (layer, expert_id, turn))]
-            owner[expert_id] = chosen
-            load[chosen.worker_id] = load.get(chosen.worker_id, 0) + n_pairs
+            rows = rows_of_expert.get(expert_id, 0)
+            before = {
+                name: load.get(name, 0) - (rows & rows_of_worker.get(name, 0)).bit_count() / 2 for name in choices
+            }
+            (name, *others) = choices
+            if others:
+                name = sooner_of_two(choices, before, measured, n_pairs, (layer, expert_id, turn))
+            owner[expert_id] = choices[name]
+            load[name] = before[name] + n_pairs
+            rows_of_worker[name] = rows_of_worker.get(name, 0) | rows
     return _group(flat, expert_ids.shape[1], owner, hot)
 
 
@@ -130,6 +141,14 @@ def place_again(
     chosen = least_expected(able, {}, measured, len(wanted))
     pair_ids = np.asarray([local_ids[chosen][expert_id] for expert_id in wanted], np.int32)
     return DispatchBatch(chosen, batch.rows, batch.pair_rows, pair_ids, batch.pair_slots)
+
+
+def _row_sets(expert_ids: Sequence[int], n_used: int) -> dict[int, int]:
+    """The rows of each expert, as bits of a number."""
+    rows: dict[int, int] = {}
+    for slot, expert_id in enumerate(expert_ids):
+        rows[expert_id] = rows.get(expert_id, 0) | 1 << slot // n_used
+    return rows
 
 
 def _group(expert_ids: Sequence[int], n_used: int, owner: Mapping[int, Replica], hot: Collection[int]) -> Placement:

@@ -16,7 +16,7 @@ GOLDEN = 0.6180339887498949  # multiples of it, modulo 1, are spread evenly what
 
 
 def least_expected(
-    worker_ids: Iterable[str], load: Mapping[str, int], measured: Mapping[str, Measured], n_pairs: int
+    worker_ids: Iterable[str], load: Mapping[str, float], measured: Mapping[str, Measured], n_pairs: int
 ) -> str:
     """The worker that would answer first, of at least one; the smallest id among equals.
 
@@ -33,7 +33,7 @@ def least_expected(
 
 def sooner_of_two(
     worker_ids: Iterable[str],
-    load: Mapping[str, int],
+    load: Mapping[str, float],
     measured: Mapping[str, Measured],
     n_pairs: int,
     call: tuple[int, int, int],
@@ -43,8 +43,9 @@ def sooner_of_two(
     Measurements are a little old, and other backbones have theirs: who always takes the best of all meets everybody
     there. One that was not measured yet is always drawn beside the two, so that new and probed workers get their turn.
     """
-    names = sorted(worker_ids)
+    names = list(worker_ids)
     if len(names) > 2:
+        names.sort()
         draw = _mixed(call)
         first, second = draw % len(names), draw // len(names) % (len(names) - 1)
         drawn = {names[first], names[second + (second >= first)]}

@@ -49,6 +49,23 @@ def test_replicas_share_the_load_and_an_expert_is_never_split() -> None:
     assert {b.worker_id: len(b.pair_slots) for b in placement.batches} == {"a": 3, "b": 3}
 
 
+def test_of_replicas_the_one_that_gets_the_row_anyway_is_asked() -> None:
+    coverage = snapshot(a=[ExpertRange(0, 0, 4)], b=[ExpertRange(0, 0, 4)])
+    placement = place(0, ids([0, 2], [1, 3]), coverage, {"a", "b"})
+    assert {b.worker_id: b.rows.tolist() for b in placement.batches} == {"a": [0], "b": [1]}
+
+
+def test_rows_that_stay_together_cost_no_balance() -> None:
+    rng = np.random.default_rng(4)
+    expert_ids = np.stack([rng.permutation(256)[:8] for _ in range(16)]).astype(np.int32)
+    coverage = snapshot(**{name: [ExpertRange(0, 0, 256)] for name in "abcd"})
+    batches = place(0, expert_ids, coverage, set("abcd")).batches
+    pairs = [len(batch.pair_slots) for batch in batches]
+    assert max(pairs) < 1.2 * np.mean(pairs)
+    spread = np.mean([len({int(expert) % 4 for expert in row}) for row in expert_ids])  # as if dealt out
+    assert sum(len(batch.rows) for batch in batches) < 0.85 * len(expert_ids) * spread
+
+
 def test_hot_experts_go_to_no_worker() -> None:
     coverage = snapshot(a=[ExpertRange(0, 0, 8)])
     placement = place(0, ids([0, 9], [3, 0]), coverage, {"a"}, hot={0, 5})
