@@ -72,7 +72,10 @@ class SourceCounts:
 
 
 class LastTokens:
-    """Keeps the sources of the last `n_tokens` tokens of one answer, as far as they are in one table."""
+    """Keeps the sources of the last `n_tokens` tokens of one answer, all by the numbers of the latest one's table.
+
+    The table changes when a sequence goes to another group, or when one is full.
+    """
 
     def __init__(self, n_tokens: int) -> None:
         self._kept: deque[TokenSources] = deque(maxlen=n_tokens)
@@ -81,9 +84,19 @@ class LastTokens:
     def add(self, token: TokenSources) -> None:
         """The next token's sources."""
         if self._kept and self._kept[-1].table is not token.table:
-            self._kept.clear()
+            self._renumber(self._kept[-1].table, token.table)
         self._kept.append(token)
         self._n_seen += 1
+
+    def _renumber(self, old: SourceTable, new: SourceTable) -> None:
+        """Put what is kept into another table; it is lost where that has no room."""
+        kept = list(self._kept)
+        self._kept.clear()
+        used = np.unique(np.concatenate([token.pair_sources for token in kept])).tolist()
+        if new.has_room(len(used)):
+            numbers = np.zeros(len(old.sources), np.uint16)
+            numbers[used] = [new.number(old.sources[number]) for number in used]
+            self._kept.extend(TokenSources(new, numbers[token.pair_sources]) for token in kept)
 
     def trace(self) -> TokenTrace:
         """What is kept now."""

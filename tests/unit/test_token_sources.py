@@ -74,12 +74,21 @@ def test_only_the_last_tokens_are_kept() -> None:
     assert [source.layer for source in count_sources(trace).sources] == [2, 3, 4]
 
 
-def test_a_full_table_begins_the_trace_anew() -> None:
-    full, empty, last = SourceTable(), SourceTable(), LastTokens(3)
-    for n, table in enumerate((full, full, empty, empty)):
-        last.add(sources_of_rows(table, [served(n, "a", 0)], np.array([0]))[0])
+def test_a_trace_goes_on_in_another_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = SourceTable(), SourceTable()
+    other.number(Source(9, "b"))
+    last = LastTokens(3)
+    for n, table in enumerate((one, one, other, other, one)):
+        last.add(sources_of_rows(table, [served(n, "a", 0, 0)], np.array([0]))[0])
     trace = last.trace()
-    assert trace.first_token == 2 and [source.layer for source in count_sources(trace).sources] == [2, 3]
+    assert trace.first_token == 2 and [counts(token) for token in trace.tokens] == [
+        {Source(n, "a"): 2} for n in (2, 3, 4)
+    ]
+    assert {id(token.table) for token in trace.tokens} == {id(one)}
+    monkeypatch.setattr(token_sources, "MOST_SOURCES", 3)
+    full = SourceTable()
+    last.add(sources_of_rows(full, [served(5, "a", 0)], np.array([0]))[0])
+    assert last.trace().first_token == 5  # there is no room for the three before it
 
 
 def test_a_table_says_when_it_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
