@@ -13,11 +13,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Self
 
-from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, WebSocketException
 
 from kvasir.edge_keepalive import KeepAlive, KeepAliveAction
 from kvasir.errors import EdgeError, EdgeTimeout, HandshakeRefused, WireError
+from kvasir.relay_connection import RelayConnection
 from kvasir.relay_directory import checked_url
 from kvasir.relay_link import RelayLink
 from kvasir.relay_records import (
@@ -45,16 +46,6 @@ log = logging.getLogger(__name__)
 OnEdge = Callable[[RelayLink, "RelaySocket"], None]
 
 
-class _Connection(ClientConnection):
-    """Notes when bytes came: a large message is a sign of life before it is complete."""
-
-    last_received = 0.0
-
-    def data_received(self, data: bytes) -> None:
-        self.last_received = self.loop.time()
-        super().data_received(data)
-
-
 class RelaySocket:
     """An open socket. `closed` yields why it ended; edges that are open then are lost."""
 
@@ -70,7 +61,7 @@ class RelaySocket:
         self._is_idle = asyncio.Event()  # all that was posted has left
         self._is_idle.set()
         self._tasks: list[asyncio.Task[None]] = []
-        self._connection: _Connection | None = None
+        self._connection: RelayConnection | None = None
         self._welcome: Welcome | None = None
         self._parting = ""  # why this side closes
         self.goaway = ""
@@ -148,7 +139,7 @@ class RelaySocket:
     async def _open(self) -> None:
         self._connection = connection = await connect(  # type: ignore[assignment]
             self._url,
-            create_connection=_Connection,
+            create_connection=RelayConnection,
             compression=None,
             max_size=MAX_MESSAGE_BYTES,
             max_queue=MAX_WAITING_MESSAGES,
@@ -206,15 +197,16 @@ class RelaySocket:
         with suppress(ConnectionClosed):  # `_receive` meets the same and says why
             while True:
                 await self._has_outgoing.wait()
-                taken, message = self._next_bundle()
-                await connection.send(message)
+                taken, parts, n_bytes = self._next_bundle()
+                await connection.send_message(parts, n_bytes)
                 for link, n_bytes in taken:
                     if link is not None:
                         link.sent(n_bytes)
                 if not self._outgoing:
                     self._is_idle.set()
 
-    def _next_bundle(self) -> tuple[list[tuple[RelayLink | None, int]], bytes]:
+    def _next_bundle(self) -> tuple[list[tuple[RelayLink | None, int]], list[Buffer], int]:
+        """Frames that leave as one message: whose and how large, their bytes, and how many these are."""
         taken, parts, total = list[tuple[RelayLink | None, int]](), list[Buffer](), 0
         while self._outgoing and (not taken or total + self._outgoing[0][3] <= MAX_BUNDLE_BYTES):
             link, buffers, number, n_bytes = self._outgoing.popleft()
@@ -223,7 +215,7 @@ class RelaySocket:
             total += n_bytes
         if not self._outgoing:
             self._has_outgoing.clear()
-        return taken, b"".join(parts)
+        return taken, parts, total
 
     async def _stay_alive(self) -> None:
         connection = self._open_connection()
@@ -248,7 +240,7 @@ class RelaySocket:
             log.error("socket to relay %s failed", self._url, exc_info=error)
             self._abort(f"relay {self._url}: {type(error).__name__}: {error}")
 
-    def _open_connection(self) -> _Connection:
+    def _open_connection(self) -> RelayConnection:
         if self._connection is None:
             raise EdgeError(f"relay {self._url} is not connected")
         return self._connection
