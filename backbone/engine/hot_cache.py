@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Sequence
+from typing import overload
 
 import numpy as np
 
 from backbone.engine.background import Background
-from backbone.engine.call_samples import CallSamples
+from backbone.engine.call_samples import Calls, CallSamples
 from backbone.engine.expert_store import ExpertStore
 from backbone.engine.hot_plan import HotExperts, costs_of, plan_bytes, plan_hot
 from backbone.engine.placement import IntArray
@@ -24,6 +26,7 @@ NOBODY: frozenset[int] = frozenset()
 PLAN_EVERY = 2048  # layer calls
 AVERAGE_WEIGHT = 1 / 64  # of a new time in the moving average
 FADES = 255 / 256  # what is left of earlier waits with each new one
+PAUSE_S = 0.002  # between the layers of a plan, each of which takes a fraction of that
 FIRST_OWN_S = 2e-4  # of a pair, before one was computed here
 Clocks = tuple[float, float]
 
@@ -92,7 +95,7 @@ class HotCache:
     def replan(self) -> None:
         """Make a plan, read what is new in it, put it in force. On a thread of its own, but for tests."""
         with self._lock:
-            calls = [self.samples.calls(layer) for layer in range(self.samples.n_layer)]
+            calls = _Unhurried([self.samples.calls(layer) for layer in range(self.samples.n_layer)])
             own_s = FIRST_OWN_S if self._own_s is None else self._own_s
             coverage, measured = self._transport.coverage(), self._transport.measurements()
             costs = costs_of(self._shape, coverage, measured, own_s, 1.0 - self._busy_s / self._waited_s)
@@ -105,6 +108,24 @@ class HotCache:
     def close(self) -> None:
         """End the thread."""
         self._background.close()
+
+
+class _Unhurried(Sequence[Calls]):
+    """Samples by layer. Whoever reads a layer pauses first, so that a plan never competes with a step for long."""
+
+    def __init__(self, calls: list[Calls]) -> None:
+        self._calls = calls
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    @overload
+    def __getitem__(self, layer: int) -> Calls: ...
+    @overload
+    def __getitem__(self, layer: slice) -> Sequence[Calls]: ...
+    def __getitem__(self, layer: int | slice) -> Calls | Sequence[Calls]:
+        time.sleep(PAUSE_S)
+        return self._calls[layer]
 
 
 def clocks() -> Clocks:
