@@ -32,7 +32,7 @@ GAIN = 0.05  # a shorter period is worth a change from here on
 
 @dataclass(frozen=True, slots=True)
 class LayerTrip:
-    """The mean of a step's layer calls: `base_s` is the way to and fro, `work_s` what workers compute meanwhile."""
+    """The mean of a step's layer calls: `base_s` is the way to and fro, `work_s` what workers compute until its end."""
 
     n_calls: int
     n_rows: int
@@ -47,11 +47,11 @@ class TripMeter:
         self._calls: list[tuple[int, float, float]] = []  # rows, way and work of each
 
     def add(self, n_rows: int, batches: Iterable[DispatchBatch], measured: Mapping[str, Measured]) -> None:
-        """A layer call of `n_rows` was placed: its slowest batch counts, without what is under way before it."""
+        """A layer call of `n_rows` was placed: its slowest batch counts, after all that is under way before it."""
         base_s, work_s = 0.0, 0.0
         for batch in batches:
             known = measured.get(batch.worker_id, UNMEASURED)
-            of_pairs = known.pair_s * len(batch.pair_slots)
+            of_pairs = known.expected_s(len(batch.pair_slots)) - known.base_s
             if known.n_answers and known.base_s + of_pairs > base_s + work_s:
                 base_s, work_s = known.base_s, of_pairs
         self._calls.append((n_rows, base_s, work_s))
