@@ -89,10 +89,10 @@ def measure(folder: Path, plan: Plan) -> Rounds:
             LoadedModel.open(model, n_slot=max(plan.n_steps), n_ctx=64, n_threads=1),
         )
         relay, tokens = stack.enter_context(kvasir_relay(folder))
-        worker = stack.enter_context(_worker(loaded, folder, relay.url, tokens[Role.WORKER]))
+        worker = stack.enter_context(joined_worker(loaded, folder, relay.url, tokens[Role.WORKER]))
         hello = replace(loaded.hello(), token=tokens[Role.BACKBONE])
         edges = stack.enter_context(EdgePool([], hello, relays=FixedDirectory({"bench": relay.url})))
-        _wait_for_a_worker(edges)
+        wait_for_a_worker(edges)
         return _rounds(loaded, edges, [psutil.Process(relay.pid), psutil.Process(worker.pid)], plan)
 
 
@@ -135,7 +135,7 @@ def _cpu_s(process: psutil.Process) -> float:
 
 
 @contextmanager
-def _worker(loaded: LoadedModel, folder: Path, url: str, token: str) -> Iterator[subprocess.Popen[bytes]]:
+def joined_worker(loaded: LoadedModel, folder: Path, url: str, token: str) -> Iterator[subprocess.Popen[bytes]]:
     """A worker process with one thread that holds every expert and joins the relay."""
     ranges = [ExpertRange(layer, 0, loaded.card.n_expert) for layer in loaded.card.moe_layers]
     write_slice(plan_slice(loaded.index, loaded.card, ranges), folder / "all.gguf")
@@ -153,7 +153,8 @@ def _worker(loaded: LoadedModel, folder: Path, url: str, token: str) -> Iterator
         process.wait()
 
 
-def _wait_for_a_worker(edges: EdgePool) -> None:
+def wait_for_a_worker(edges: EdgePool) -> None:
+    """Wait until one has joined. Raises RuntimeError after START_DEADLINE_S."""
     end = time.monotonic() + START_DEADLINE_S
     while not edges.live():
         if time.monotonic() > end:

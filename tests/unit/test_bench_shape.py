@@ -12,6 +12,7 @@ from benchmarks.generate_decode import decode
 from benchmarks.real_shape_layout import QUICK as QUICK_SHAPE
 from benchmarks.real_shape_layout import RealShape, recipes
 from benchmarks.real_shape_model import model_bytes, write_real_shape
+from benchmarks.step_profile import ROWS
 from kvasir.gguf_index import GGUFIndex
 from kvasir.model_card import ModelCard
 from tests.oracles.llama_cpp import LlamaCpp
@@ -63,6 +64,24 @@ def test_bench_vs_llamacpp() -> None:
     assert set(figures) == ratios | other
     assert all(figures[key] > 0 for key in ratios)
     assert figures["batch_invariant"] is True
+
+
+def test_bench_long_context() -> None:
+    figures = quick_run("bench_long_context")
+    ratios = {"ratio_ctx_short", "ratio_ctx8k", "ratio_attention_ctx8k", "ratio_pp8k"}
+    assert set(figures) == ratios | {"step_ms_ctx8k", "pp8k_s", "attention_ms", "n_prompt", "commit"}
+    assert all(figures[key] > 0 for key in ratios - {"ratio_attention_ctx8k"})  # a difference, of too few steps here
+    assert figures["attention_ms"].keys() == {"decode", "rows_128"}
+    assert all(list(by_context) == ["512", "1024"] for by_context in figures["attention_ms"].values())
+
+
+def test_the_profile_of_a_step_has_every_part_and_case() -> None:
+    figures = quick_run("step_profile")["step_ms"]
+    assert list(figures) == [f"{batch}{way}" for batch in (1, 8, 64) for way in ("", " over the relay")]
+    for case, by_part in figures.items():
+        assert tuple(by_part) == ROWS
+        assert by_part["dense matrices"] > 0
+        assert (by_part["routed experts"] > 0) is not case.endswith("relay")
 
 
 def test_bench_full_shape() -> None:
