@@ -10,7 +10,7 @@ from bisect import bisect_right
 # Guesses are told apart by how much of the text's end was found earlier: a long match is seldom chance.
 _MATCHES = (4, 8)  # fewer than 4 tokens, fewer than 8, and more
 _PRIORS = (0.4, 0.6, 0.8)
-DEAREST_ROW = 0.85  # cost of a row above which nobody drafts: there is too little to gain
+DEAREST_ROW = 0.9  # cost of a row above which nobody drafts: there is too little to gain
 _WEIGHT = 1 / 12  # of one token in a moving average
 
 

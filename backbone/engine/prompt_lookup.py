@@ -20,8 +20,10 @@ class PromptLookup:
 
     def __init__(self, token_ids: Iterable[int] = ()) -> None:
         """Reads the whole text, about a microsecond a token."""
+        # Numbers alone: containers for each token would keep the garbage collector busy.
         self._text: list[int] = []
-        self._places: dict[tuple[int, int], list[int]] = {}  # where the same two tokens ended, latest last
+        self._latest: dict[int, int] = {}  # by two tokens: where they ended last
+        self._before: list[int] = []  # by the place of a token: where the same two ended before; 0: nowhere
         self._stop = 0  # where the match ends; 0: there is none
         self.n_matched = 0  # tokens; 0: nothing was found
         for token in token_ids:
@@ -37,17 +39,17 @@ class PromptLookup:
         text = self._text
         goes_on = self._stop > 0 and text[self._stop] == token
         text.append(token)
-        if len(text) < 2:
-            return
-        places = self._places.setdefault((text[-2], token), [])
+        place, earlier = len(text), 0
+        if place > 1:
+            pair = text[-2] << 32 | token
+            earlier = self._latest.get(pair, 0)
+            self._latest[pair] = place
+        self._before.append(earlier)
         if goes_on:
             self._stop += 1
             self.n_matched += 1
         else:
-            self.n_matched, self._stop = max(((self._matched(place), place) for place in places), default=(0, 0))
-        places.append(len(text))
-        if len(places) > N_PLACES:
-            del places[0]
+            self._find(earlier)
 
     def guess(self, n: int) -> tuple[int, ...]:
         """The next `n` tokens if the text goes on as it did after the match; none without one.
@@ -61,6 +63,17 @@ class PromptLookup:
         while len(followed) < n:
             followed.append(followed[-period])
         return tuple(followed)
+
+    def _find(self, place: int) -> None:
+        """Take the longest match of those that end at this place and at the places before it."""
+        self._stop = self.n_matched = 0
+        for _ in range(N_PLACES):
+            if not place:
+                break
+            n_matched = self._matched(place)
+            if n_matched > self.n_matched:
+                self._stop, self.n_matched = place, n_matched
+            place = self._before[place - 1]
 
     def _matched(self, stop: int) -> int:
         """How many tokens before `stop` are those at the text's end; at least two are."""

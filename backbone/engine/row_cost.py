@@ -6,10 +6,11 @@ network, reading the weights), so one more row is cheap beside few and dear besi
 
 from __future__ import annotations
 
-_FORGET = 0.98  # of what is known, at each step
-# Before steps of different sizes were seen, a step is thought to cost as much as this many rows, and its rows.
-_PRIOR_ROWS = 8.0
-_PRIOR_VARIANCE = 4.0  # how much variance of the rows the prior counts for, in rows²
+_FORGET = 0.98  # of the steps that are known, at each step
+_FIRST_ROWS = 8.0  # a step's fixed cost in rows, before anything is known
+_MOST_ROWS = 1000.0
+_DOUBT = 4.0  # how much variance of the rows what was known before counts for, in rows²
+_LEARN = 0.1  # of what the last steps say, at each step
 
 
 class RowCost:
@@ -19,6 +20,7 @@ class RowCost:
         self._weight = 0.0
         self._rows = self._seconds = 0.0  # means
         self._variance = self._covariance = 0.0  # sums of weighted products of differences from the means
+        self._fixed_rows = _FIRST_ROWS  # kept while all steps are alike, which say nothing of it
 
     def add(self, n_rows: int, seconds: float) -> None:
         """A step of so many rows took so long."""
@@ -30,22 +32,21 @@ class RowCost:
         share = before / self._weight
         self._variance = self._variance * _FORGET + share * off_rows * off_rows
         self._covariance = self._covariance * _FORGET + share * off_rows * off_seconds
+        if self._seconds > 0:
+            self._fixed_rows += _LEARN * (self._found() - self._fixed_rows)
 
     def relative(self, n_tokens: int) -> float:
         """One more row's cost in a step that makes `n_tokens` tokens, where such a step costs 1 for each of them.
 
         From nearly 0, when the step is all waiting, to 1, when it is all rows.
         """
-        row, fixed = self._line()
-        return row / (fixed / max(n_tokens, 1) + row)
+        n = max(n_tokens, 1)
+        return n / (self._fixed_rows + n)
 
-    def _line(self) -> tuple[float, float]:
-        """Seconds of a row, and of a step without rows."""
-        if self._seconds <= 0:
-            return 1.0, _PRIOR_ROWS
-        prior = self._seconds / (self._rows + _PRIOR_ROWS)
-        least, most = 0.02 * prior, self._seconds / self._rows
+    def _found(self) -> float:
+        """A step's fixed cost in rows as the last steps have it, drawn to what was known by how alike they are."""
+        known = self._seconds / (self._rows + self._fixed_rows)
         variance = self._variance / self._weight
-        row = (self._covariance / self._weight + prior * _PRIOR_VARIANCE) / (variance + _PRIOR_VARIANCE)
-        row = min(max(row, least), most)
-        return row, self._seconds - row * self._rows
+        row = (self._covariance / self._weight + known * _DOUBT) / (variance + _DOUBT)
+        least, most = self._seconds / (self._rows + _MOST_ROWS), self._seconds / self._rows
+        return self._seconds / min(max(row, least), most) - self._rows
