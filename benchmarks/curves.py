@@ -175,7 +175,7 @@ def speculate(figures: Figures) -> Chart:
     """Speed with drafts by the speed without."""
     gain = by_name(figures, "gain")
     series = [
-        Series(f"{text} text, {ms} ms", dict(enumerate(by_batch.values())))
+        Series(f"{text}, {ms} ms", dict(enumerate(by_batch.values())))
         for text, by_ms in gain.items()
         for ms, by_batch in by_ms.items()
     ]

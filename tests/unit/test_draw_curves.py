@@ -14,7 +14,7 @@ from benchmarks import draw_curves
 from benchmarks.chart import Chart, Limit, Scale, Series, log_ticks, nice_ticks
 from benchmarks.curves import CURVES
 from benchmarks.draw_curves import FIGURES, differing, pictures
-from benchmarks.svg_chart import BOTTOM, LEFT, RIGHT, TOP, draw, number
+from benchmarks.svg_chart import BOTTOM, LEFT, LEGEND_Y, LETTER, RIGHT, TOP, WIDTH, draw, number
 from kvasir.errors import ConfigError
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -151,6 +151,14 @@ def test_every_committed_picture_is_what_its_figures_make() -> None:
     wanted = pictures(FIGURES)
     assert differing(wanted) == [], "run `python -m benchmarks.draw_curves`"
     assert set(FIGURES.glob("*.svg")) == set(wanted)
+
+
+def test_every_legend_fits_its_picture() -> None:
+    for path, svg in pictures(FIGURES).items():
+        names = [element for element in parsed(svg).iter(f"{SVG}text") if element.get("y") == str(LEGEND_Y)]
+        assert names
+        ends = [float(element.attrib["x"]) + LETTER * len(element.text or "") for element in names]
+        assert max(ends) <= WIDTH, path.name
 
 
 def test_the_page_shows_every_picture() -> None:
