@@ -149,7 +149,9 @@ def float64_attention(q: Floats, keys: Floats, values: Floats, segments: Sequenc
     return out
 
 
-@pytest.mark.parametrize(("n_head", "n_kv_head", "d", "d_value"), [(4, 2, 64, 64), (6, 1, 20, 36), (3, 3, 16, 128), (32, 2, 24, 40)])
+@pytest.mark.parametrize(
+    ("n_head", "n_kv_head", "d", "d_value"), [(4, 2, 64, 64), (6, 1, 20, 36), (3, 3, 16, 128), (32, 2, 24, 40)]
+)
 def test_attention_in_any_chunks_and_batches(n_head: int, n_kv_head: int, d: int, d_value: int) -> None:
     n = 70
     q, keys = normal(n + 9, n_head, d), normal(3, n_kv_head, 80, d, seed=1)
