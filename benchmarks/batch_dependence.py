@@ -1,6 +1,6 @@
-"""How far a sequence's logits move with what runs beside it, and with how its prompt is cut. `bench_fast` asks.
+"""How far a sequence's logits move with what runs beside it, and with how its prompt is cut.
 
-`vs_llamacpp_bits` asks of the exact mode whether any bit changes; this also tells by how much in the others.
+`bench_vs_llamacpp` asks of the exact mode whether any bit changes; `bench_fast` also by how much in the other modes.
 """
 
 from __future__ import annotations

@@ -20,11 +20,11 @@ from typing import Any
 
 from backbone.engine.loaded_model import LoadedModel
 from backbone.engine.transport import NoWorkers
+from benchmarks.batch_dependence import batch_dependence
 from benchmarks.generate_decode import decode
 from benchmarks.machine import describe_commit, describe_machine, memory_of
 from benchmarks.real_shape_model import QUICK as QUICK_SHAPE
 from benchmarks.real_shape_model import RealShape, model_bytes, require_room, write_real_shape
-from benchmarks.vs_llamacpp_bits import is_batch_invariant
 from tests.oracles.llama_cpp import LlamaCpp
 
 OURS, IN_PLACE, REPACKED = "ours", "llamacpp", "llamacpp_repacked"
@@ -105,7 +105,7 @@ def measure(model: Path, plan: Plan, n_threads: int) -> Figures:
             pids[name] = process.pid
         speeds = _rounds(runs, plan)
         memory = {name: memory_of(pid) for name, pid in pids.items()}
-        invariant = is_batch_invariant(loaded, n_slot)
+        invariant = batch_dependence(loaded, n_slot).is_invariant
     peak = {name: both[0] for name, both in memory.items()}
     return Figures(speeds, peak, {name: both[1] for name, both in memory.items()}, invariant)
 
