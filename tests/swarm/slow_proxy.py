@@ -84,8 +84,8 @@ class SlowProxy:
             await asyncio.sleep(free_at - clock())
             if not data:
                 return
+            self.n_bytes += len(data)  # first: once written they may be read, and be asked about, in another thread
             writer.write(data)
-            self.n_bytes += len(data)
             await writer.drain()
 
 
