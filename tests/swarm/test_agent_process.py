@@ -158,7 +158,7 @@ def test_a_worker_that_is_killed_is_replaced_within_two_leases(
     until(lambda: not site.is_covered(agents[1]), 2 * LEASE_S)  # nobody has said that it is gone
     until(lambda: site.is_covered(agents[1]), killed + 2 * LEASE_S - time.monotonic())
     spare.wait_for("settled")
-    assert held_by(spare) - held_by(agents[1])  # the market counts all as covered again, and it is the spare that serves
+    assert held_by(spare) - held_by(agents[1])  # the market counts all again, and the spare serves
 
 
 def test_a_worker_comes_back_as_it_was_and_downloads_nothing(site: Site, start: Callable[[str], AgentProcess]) -> None:
