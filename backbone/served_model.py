@@ -11,6 +11,7 @@ from backbone.engine.arch import read_config
 from backbone.engine.devices import Device
 from backbone.engine.kv_cache import SlotCache
 from backbone.engine.loaded_model import Dense, KernelChoice, LoadedModel, make_ops
+from backbone.engine.mtp_experts import has_mtp_head
 from backbone.service_settings import ServiceSettings
 from kvasir import __version__
 from kvasir.byte_sizes import format_size
@@ -36,11 +37,14 @@ def open_model(settings: ServiceSettings) -> LoadedModel:
         gpu_expert_bytes=settings.gpu_expert_bytes,
         kernel=KernelChoice(settings.kernel),
         n_threads=settings.n_threads,
+        has_mtp_head=_wants_mtp_head(settings),
     )
     cache = loaded.model.cache
     sizes = format_size(cache.slot_bytes), format_size(cache.recurrent_bytes)
     about = "%s: %d slots of %d tokens, %s each with %s of recurrent state"
     logger.info(about, settings.model_name, n_slot, n_ctx, *sizes)
+    if loaded.model.mtp_head is not None:
+        logger.info("%s: its MTP head guesses tokens", settings.model_name)
     if n_slot < settings.n_slot and settings.kv_budget_bytes is not None:
         budget = format_size(settings.kv_budget_bytes)
         logger.warning("KVASIR_KV_BYTES (%s) holds %d slots of the %d that are wanted", budget, n_slot, settings.n_slot)
@@ -79,12 +83,20 @@ def max_drafts(settings: ServiceSettings, loaded: LoadedModel) -> int:
     return settings.draft_tokens
 
 
+def _wants_mtp_head(settings: ServiceSettings) -> bool:
+    """Whether an MTP head is of use: drafts are wanted, and before the loading it is certain that they are exact."""
+    return settings.speculate != "off" and Dense(settings.dense) is Dense.KX1
+
+
 def _slots(settings: ServiceSettings) -> tuple[int, int]:
     """How many slots of how many tokens. A cache of one slot is made for its size, and takes no memory until used."""
     with GGUFIndex.open(settings.model) as index:
         card = ModelCard.from_index(index)
         n_ctx = min(settings.n_ctx or 4096, card.n_ctx)
         dtype = make_ops(Dense(settings.dense), settings.n_threads, Device(settings.device)).dtype
-        one = SlotCache(read_config(index.metadata), n_slot=1, n_ctx=n_ctx, dtype=dtype)
+        config = read_config(index.metadata)
+        if _wants_mtp_head(settings) and has_mtp_head(index, config):
+            config = config.with_mtp_layer()
+        one = SlotCache(config, n_slot=1, n_ctx=n_ctx, dtype=dtype)
     budget = settings.kv_budget_bytes
     return slots_for_budget(one.slot_bytes, settings.n_slot, budget, one.recurrent_bytes), n_ctx

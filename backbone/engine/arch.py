@@ -63,6 +63,7 @@ class Architecture:
     router: RouterFacts = RouterFacts()
     shared_expert: SharedExpert = SharedExpert.NONE
     has_leading_dense: bool = False  # the first `leading_dense_block_count` layers have no experts
+    has_mtp_head: bool = False  # one multi-token-prediction layer is a full-attention layer as it is run here
     read_mixers: Callable[[ArchMetadata, Architecture, int], tuple[MixerConfig, ...]] | None = None
 
 
@@ -125,6 +126,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             has_output_gate=True,
             ffn_norm="post_attention_norm",
             shared_expert=SharedExpert.GATED,
+            has_mtp_head=True,
             read_mixers=_attention_at_intervals,
         ),
         "qwen2moe": Architecture(
@@ -187,6 +189,9 @@ def read_config(metadata: Mapping[str, object]) -> ModelConfig:
             for layer, (mixer, ffn) in enumerate(zip(mixers, ffns, strict=True))
         ),
         n_mtp_layer=n_mtp_layer,
+        mtp_layer=LayerConfig(n_layer, _read_attention(reader, arch), ffns[-1], arch.ffn_norm)
+        if arch.has_mtp_head and n_mtp_layer == 1
+        else None,
     )
     reader.check_all_read()
     return config

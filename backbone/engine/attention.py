@@ -15,6 +15,7 @@ from backbone.engine.kv_cache import Kept, SlotCache
 from backbone.engine.loader import DenseTensors
 from backbone.engine.model_config import AttentionConfig, ModelConfig, QKNorm
 from backbone.engine.ops import HeadForm, KVLayer, Linear, Ops
+from backbone.engine.rope import turned
 from backbone.engine.step import Step
 
 
@@ -68,13 +69,34 @@ class Attention:
         if config.has_output_gate:
             both = query.view(n_rows, config.n_head, 2 * config.d_head)
             query, gate = both[..., : config.d_head].reshape(n_rows, -1), both[..., config.d_head :].contiguous()
-        cache = step.cache.state(self.layer)
-        if not isinstance(cache, KVLayer):
-            raise TypeError(f"layer {self.layer} has no key-value cache")
-        heads = self.ops.attend(query, key, value, self.form, step.ropes[config.rope], cache, step.segments)
+        rope, cache = step.ropes[config.rope], self._cache(step)
+        heads = self.ops.attend(query, key, value, self.form, rope, cache, step.segments)
         if gate is not None:
             heads = heads * self.ops.sigmoid(gate)
         return self.ops.linear(heads.view(n_rows, -1), self.output)[0]
+
+    def remember(self, x: Tensor, step: Step) -> None:
+        """Keys and values alone, of rows x [T, d_model] whose attention nobody asks for: they go into the cache."""
+        cache, form = self._cache(step), self.form
+        key, value = self.ops.linear(x, self.key, self.value)
+        heads = key.view(len(x), self.config.n_kv_head, self.config.d_head)
+        if form.key_norm is not None:
+            heads = self.ops.rms_norm(key.view(len(x), -1, form.key_norm.numel()), form.key_norm, form.norm_eps)
+            heads = heads.view(len(x), self.config.n_kv_head, self.config.d_head)
+        rope = step.ropes[self.config.rope]
+        values = value.view(len(x), self.config.n_kv_head, self.config.d_head_v)
+        for slot, first, n, position in step.segments:
+            rows, places = slice(first, first + n), slice(position, position + n)
+            cos, sin = rope.cos[places], rope.sin[places]
+            keys = turned(heads[rows], cos, sin, has_adjacent_pairs=form.has_adjacent_pairs)
+            cache.keys[slot, :, places] = keys.transpose(0, 1)
+            cache.values[slot, :, places] = values[rows].transpose(0, 1)
+
+    def _cache(self, step: Step) -> KVLayer:
+        cache = step.cache.state(self.layer)
+        if not isinstance(cache, KVLayer):
+            raise TypeError(f"layer {self.layer} has no key-value cache")
+        return cache
 
     def settle(self, cache: SlotCache, kept: Sequence[Kept]) -> None:
         """Nothing: keys and values lie by position, and nothing reads behind a sequence's end."""

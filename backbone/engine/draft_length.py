@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 
 # Guesses are told apart by how much of the text's end was found earlier: a long match is seldom chance.
 _MATCHES = (4, 8)  # fewer than 4 tokens, fewer than 8, and more
 _PRIORS = (0.4, 0.6, 0.8)
 DEAREST_ROW = 0.9  # cost of a row above which nobody drafts: there is too little to gain
 _WEIGHT = 1 / 12  # of one token in a moving average
+_HEAD_PRIORS = (0.6, 0.5, 0.4)  # of the MTP head's first guess, its second and later ones: it was trained for the first
 
 
 class AcceptedShare:
@@ -28,6 +30,43 @@ class AcceptedShare:
         """A token was chosen for which there was a guess."""
         kind = bisect_right(_MATCHES, n_matched)
         self._shares[kind] += _WEIGHT * (is_right - self._shares[kind])
+
+
+class HeadShare:
+    """A sequence's moving averages of how often the MTP head was right, where its guesses before were."""
+
+    def __init__(self) -> None:
+        self._shares = list(_HEAD_PRIORS)
+
+    def first(self, n: int) -> list[float]:
+        """Of its first `n` guesses, each 0 to 1."""
+        last = len(self._shares) - 1
+        return [self._shares[min(number, last)] for number in range(n)]
+
+    def see(self, number: int, *, is_right: bool) -> None:
+        """The guess with this number, from 0, turned out right or wrong."""
+        kind = min(number, len(self._shares) - 1)
+        self._shares[kind] += _WEIGHT * (is_right - self._shares[kind])
+
+
+def worth_guessing(shares: Sequence[float], cost: float) -> int:
+    """As `worth_drafting`, with a share for each guess and a cost that is that of making it too."""
+    n, chance = 0, 1.0
+    for share in shares:
+        chance *= share
+        if chance < cost:
+            break
+        n += 1
+    return n
+
+
+def gain(shares: Sequence[float], cost: float) -> float:
+    """Tokens that these drafts are expected to bring, beyond what they cost."""
+    total, chance = 0.0, 1.0
+    for share in shares:
+        chance *= share
+        total += chance - cost
+    return total
 
 
 def worth_drafting(share: float, row_cost: float, n_most: int) -> int:

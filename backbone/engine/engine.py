@@ -16,13 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backbone.engine.batch import Batch, SlotTokens
-from backbone.engine.draft_length import DEAREST_ROW
+from backbone.engine.draft_sources import DraftSources
 from backbone.engine.expert_caller import ExpertCaller, StepAware
 from backbone.engine.kv_cache import Kept
 from backbone.engine.model import Model
-from backbone.engine.row_cost import RowCost
 from backbone.engine.sampling import Sampled
-from backbone.engine.scheduler import Chunk, no_drafts, plan_step
+from backbone.engine.scheduler import Chunk, plan_step, rows_left
 from backbone.engine.sequence import FinishReason, Sequence
 from kvasir.errors import RequestError
 
@@ -67,7 +66,7 @@ class Engine:
         self._running: list[Sequence] = []
         self._in_step: set[Sequence] = set()
         self._clock = clock
-        self._row_cost = RowCost()
+        self._sources = DraftSources(model.mtp_head, self.n_ctx, clock)
 
     @property
     def n_sequences(self) -> int:
@@ -121,7 +120,10 @@ class Engine:
         A forward that raises fails the sequences in it, a token that cannot be chosen its own sequence alone. One step
         at a time. When it is cancelled, its sequences must be cancelled.
         """
-        plan = plan_step(self._running, self._waiting, self._model.cache.n_free, self._max_rows, self._drafting())
+        queues = self._running, self._waiting
+        n_free, max_rows = self._model.cache.n_free, self._max_rows
+        rule = await self._sources.next_rule(self._running, lambda: rows_left(*queues, n_free, max_rows))
+        plan = plan_step(*queues, n_free, max_rows, rule)
         if not plan.chunks:
             return []
         for sequence in plan.admitted:
@@ -143,13 +145,6 @@ class Engine:
         for chunk in plan.chunks:
             chunk.sequence.n_cached += chunk.n_own
         return self._choose(sampling, logits)
-
-    def _drafting(self) -> Callable[[Sequence, int], tuple[int, ...]]:
-        n_decoding = sum(sequence.n_pending == 1 for sequence in self._running)
-        row_cost, n_ctx = self._row_cost.relative(n_decoding), self.n_ctx
-        if row_cost > DEAREST_ROW:
-            return no_drafts
-        return lambda sequence, room: sequence.draft(row_cost, room, n_ctx)
 
     def _choose(self, sampling: list[Chunk], logits: Logits) -> list[TokenEvent]:
         """The next tokens of each chunk's sequence, in order; what was drafted and not chosen is forgotten."""
@@ -197,7 +192,7 @@ class Engine:
         began = self._clock()
         logits = await self._model.forward(batch, self._experts, rows)
         if len(rows) == batch.n_rows:  # rows of prompts cost less
-            self._row_cost.add(batch.n_rows, self._clock() - began)
+            self._sources.row_cost.add(batch.n_rows, self._clock() - began)
         return logits.float().cpu().numpy()
 
     def _advance(self, sequence: Sequence, logits: Logits) -> TokenEvent:

@@ -18,6 +18,7 @@ from backbone.engine.devices import Device, torch_device
 from backbone.engine.expert_store import ExpertStore
 from backbone.engine.fast_ops import FastOps
 from backbone.engine.model import Model
+from backbone.engine.mtp_experts import MtpExperts
 from backbone.engine.ops import Ops
 from backbone.engine.stable_ops import StableOps
 from backbone.engine.tokenizer import Tokenizer
@@ -74,12 +75,14 @@ class LoadedModel:
         gpu_expert_bytes: int = 0,
         kernel: KernelChoice = KernelChoice.AUTO,
         n_threads: int | None = None,
+        has_mtp_head: bool = False,
     ) -> Self:
         """Open a GGUF file with room for `n_slot` sequences of `n_ctx` tokens (default: the model's, at most 4096).
 
         Dense path and experts use `n_threads` each (default: every usable core); they seldom run at once. The fast
         dense path uses copies from `fast_rows` rows on (0: by measurement). With `gpu_expert_bytes` of its memory a
-        GPU computes experts, where that is faster; they have the same bits.
+        GPU computes experts, where that is faster; they have the same bits. `has_mtp_head`: where the file has an MTP
+        head that is run here, it is loaded to guess tokens; each slot then takes a layer more.
 
         Raises GGUFError or UnsupportedModelError for the file, KernelError when the kernel cannot be used, ConfigError
         for a device that is not there or cannot compute so.
@@ -95,7 +98,9 @@ class LoadedModel:
                 else kernel_named(kernel.value, n_threads, backend)
             )
             ops = make_ops(dense, n_threads, device, fast_rows)
-            model = Model.load(index, ops, n_slot=n_slot, n_ctx=n_ctx or min(card.n_ctx, 4096))
+            mtp_experts = MtpExperts.open(index, n_threads) if has_mtp_head else None
+            n_ctx = n_ctx or min(card.n_ctx, 4096)
+            model = Model.load(index, ops, n_slot=n_slot, n_ctx=n_ctx, mtp_experts=mtp_experts)
             if isinstance(ops, FastOps):
                 logger.info("dense path %s; the copies take %s", ops.name, format_size(ops.copy_bytes))
             return cls(index, card, Tokenizer.from_metadata(index.metadata), model, ExpertStore(index, card, chosen))

@@ -6,8 +6,10 @@ FFN, each with its own config class, so that another kind of mixer is another cl
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
+
+from kvasir.errors import UnsupportedModelError
 
 
 class QKNorm(Enum):
@@ -144,11 +146,21 @@ class ModelConfig:
     norm_eps: float
     layers: tuple[LayerConfig, ...]  # decoding layers, without MTP
     n_mtp_layer: int
+    mtp_layer: LayerConfig | None = None  # the layer of the MTP head, where this architecture's is understood
 
     @property
     def n_layer(self) -> int:
         """Decoding layers."""
         return len(self.layers)
+
+    def with_mtp_layer(self) -> ModelConfig:
+        """The same with the MTP head's layer as one of the layers: what caches and the loader see when it is in use.
+
+        Raises UnsupportedModelError without one.
+        """
+        if self.mtp_layer is None:
+            raise UnsupportedModelError(f"{self.architecture}: no MTP head of this model is run")
+        return replace(self, layers=(*self.layers, self.mtp_layer), n_mtp_layer=0)
 
     @property
     def moe_layers(self) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ _FORGET = 0.98  # of the steps that are known, at each step
 _FIRST_ROWS = 8.0  # a step's fixed cost in rows, before anything is known
 _MOST_ROWS = 1000.0
 _DOUBT = 4.0  # how much variance of the rows what was known before counts for, in rows²
+_NO_TIME_S = 1e-9  # a clock that stands still says nothing
 _LEARN = 0.1  # of what the last steps say, at each step
 
 
@@ -32,7 +33,7 @@ class RowCost:
         share = before / self._weight
         self._variance = self._variance * _FORGET + share * off_rows * off_rows
         self._covariance = self._covariance * _FORGET + share * off_rows * off_seconds
-        if self._seconds > 0:
+        if self._seconds > _NO_TIME_S:
             self._fixed_rows += _LEARN * (self._found() - self._fixed_rows)
 
     def relative(self, n_tokens: int) -> float:
@@ -42,6 +43,12 @@ class RowCost:
         """
         n = max(n_tokens, 1)
         return n / (self._fixed_rows + n)
+
+    def seconds(self, n_rows: int) -> float | None:
+        """How long a step of so many rows takes; None before anything is known."""
+        if self._seconds <= _NO_TIME_S:
+            return None
+        return self._seconds * (self._fixed_rows + n_rows) / (self._fixed_rows + self._rows)
 
     def _found(self) -> float:
         """A step's fixed cost in rows as the last steps have it, drawn to what was known by how alike they are."""

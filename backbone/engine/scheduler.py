@@ -44,6 +44,12 @@ def no_drafts(_sequence: Sequence, _room: int) -> tuple[int, ...]:
     return ()
 
 
+def rows_left(running: Iterable[Sequence], waiting: Iterable[Sequence], n_free_slots: int, max_rows: int) -> int:
+    """Rows that decoding and prompts leave of the next step for drafts, as `plan_step` would plan it; 0 at least."""
+    plan = plan_step(running, waiting, n_free_slots, max_rows)
+    return max(max_rows - sum(chunk.n_rows for chunk in plan.chunks), 0)
+
+
 def plan_step(
     running: Iterable[Sequence],
     waiting: Iterable[Sequence],

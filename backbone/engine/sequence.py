@@ -93,6 +93,11 @@ class Sequence:
             return list(self.prompt_ids[self.n_cached : self.n_cached + limit])
         return self.output_ids[self.n_cached - n_prompt :][:limit]
 
+    @property
+    def may_draft(self) -> bool:
+        """Whether it was made with room for drafts."""
+        return self._drafter is not None
+
     def draft(self, row_cost: float, limit: int, n_ctx: int) -> tuple[int, ...]:
         """Tokens that probably follow the pending one, at most `limit` and none that could not count.
 
@@ -100,10 +105,26 @@ class Sequence:
         """
         if self._drafter is None:
             return ()
+        return self._drafter.draft(self.output_ids, row_cost, min(limit, self._n_most_drafts(n_ctx)))
+
+    def head_drafts(self, row_cost: float, head_cost: float, limit: int, n_ctx: int) -> int:
+        """How many tokens the MTP head had better draft in place of `draft`. See `Drafter` for the costs."""
+        if self._drafter is None:
+            return 0
+        room = min(limit, self._n_most_drafts(n_ctx))
+        return self._drafter.head_drafts(self.output_ids, row_cost, head_cost, room)
+
+    def note_head(self, guessed: Tokens[int]) -> None:
+        """The MTP head's guesses of the next tokens, so that its share of right ones is known."""
+        if self._drafter is not None:
+            self._drafter.note_head(guessed)
+
+    def _n_most_drafts(self, n_ctx: int) -> int:
+        """Drafted tokens that could count: the last token of all needs no row."""
         ends_at = n_ctx - len(self.prompt_ids)
         if self.params.max_tokens is not None:
             ends_at = min(ends_at, self.params.max_tokens)
-        return self._drafter.draft(self.output_ids, row_cost, min(limit, ends_at - len(self.output_ids) - 1))
+        return ends_at - len(self.output_ids) - 1
 
     def advance(self, logits: NDArray[np.float32], n_ctx: int) -> Progress:
         """Sample the next token from f32 [n_vocab] and end the sequence where it must end.

@@ -17,7 +17,7 @@ from torch import Tensor
 from backbone.engine.devices import CPU
 from backbone.engine.model_config import RouterConfig
 from backbone.engine.ops import HeadForm, KVLayer, Linear, Routing, Segment
-from backbone.engine.rope import RopeTable
+from backbone.engine.rope import RopeTable, turned
 from backbone.engine.router import route
 from kvasir.experts import WeightMatrix
 
@@ -99,7 +99,7 @@ class TorchOps:
         positions = torch.tensor([s.position + row for s in segments for row in range(s.n_rows)], device=self._device)
         cos, sin = rope.at(positions)
         query, key = (
-            self.rope(self._heads(x, norm, form.norm_eps, cache), cos, sin, adjacent_pairs=form.has_adjacent_pairs)
+            turned(self._heads(x, norm, form.norm_eps, cache), cos, sin, has_adjacent_pairs=form.has_adjacent_pairs)
             for x, norm in ((query, form.query_norm), (key, form.key_norm))
         )
         cache.keys[slots, :, positions] = key
@@ -116,19 +116,6 @@ class TorchOps:
     def route(self, logits: Tensor, config: RouterConfig, selection_bias: Tensor | None) -> Routing:
         """See `router`."""
         return route(logits, config, selection_bias)
-
-    def rope(self, x: Tensor, cos: Tensor, sin: Tensor, *, adjacent_pairs: bool) -> Tensor:
-        """Rotate x [T, h, d] by cos and sin [T, d_rot]."""
-        cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)  # [T, 1, d_rot]
-        n_rotated = 2 * cos.shape[-1]
-        rotated, rest = x[..., :n_rotated], x[..., n_rotated:]
-        if adjacent_pairs:
-            a, b = rotated[..., 0::2], rotated[..., 1::2]
-            turned = torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
-        else:
-            a, b = rotated.chunk(2, -1)
-            turned = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
-        return torch.cat([turned, rest], -1)
 
     def attention(self, q: Tensor, cache: KVLayer, segments: Sequence[Segment], scale: float) -> Tensor:
         """Causal attention of q [T, n_head, d_head], sequence by sequence."""

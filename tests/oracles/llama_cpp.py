@@ -101,6 +101,16 @@ class LlamaCpp:
         data = self._read(4 * rows * columns)
         return np.frombuffer(data, "<f4").reshape(rows, columns).astype(np.float32)
 
+    def mtp_logits(self, path: Path, token_ids: Sequence[int], n_chained: int) -> npt.NDArray[np.float32]:
+        """What the multi-token-prediction layer of a file makes of a sequence: f32 [n - 1 + n_chained, n_vocab].
+
+        Row p has the token p + 1 and the target's hidden state of p; the chained rows after them go on greedily from
+        their own. Any other loaded model stays.
+        """
+        request = {"path": str(Path(path).absolute()), "token_ids": [*map(int, token_ids)], "n_chained": n_chained}
+        rows, columns = self._ask("mtp_logits", request)["shape"]
+        return np.frombuffer(self._read(4 * rows * columns), "<f4").reshape(rows, columns).astype(np.float32)
+
     def greedy(self, prompts: Sequence[Sequence[int]], n_tokens: int) -> GreedyRun:
         """The likeliest `n_tokens` after each prompt; the prompts are decoded together (load with n_sequence)."""
         head = self._ask("greedy", {"prompts": [list(map(int, p)) for p in prompts], "n_tokens": n_tokens})

@@ -26,7 +26,9 @@ class _Params(ctypes.Structure):
     _fields_ = [("words", ctypes.c_int32 * 128)]
 
 
-class _Batch(ctypes.Structure):
+class Batch(ctypes.Structure):
+    """llama_batch."""
+
     _fields_ = [
         ("n_tokens", ctypes.c_int32),
         ("token", ctypes.POINTER(ctypes.c_int32)),
@@ -66,9 +68,9 @@ def load_library() -> ctypes.CDLL:
         "llama_init_from_model": (pointer, [pointer, _Params]),
         "llama_model_get_vocab": (pointer, [pointer]),
         "llama_vocab_n_tokens": (i32, [pointer]),
-        "llama_batch_init": (_Batch, [i32, i32, i32]),
-        "llama_batch_free": (None, [_Batch]),
-        "llama_decode": (i32, [pointer, _Batch]),
+        "llama_batch_init": (Batch, [i32, i32, i32]),
+        "llama_batch_free": (None, [Batch]),
+        "llama_decode": (i32, [pointer, Batch]),
         "llama_get_logits": (ctypes.POINTER(ctypes.c_float), [pointer]),
         "llama_get_memory": (pointer, [pointer]),
         "llama_memory_clear": (None, [pointer, boolean]),
@@ -91,32 +93,48 @@ def _check(found: Sequence[int], expected: Sequence[int], what: str) -> None:
         raise RuntimeError(f"{what} of xllamacpp {PINNED_VERSION} are {list(found)}, expected {list(expected)}")
 
 
+def load_model(library: ctypes.CDLL, path: str, *, is_repacked: bool = False, has_mtp: bool = False) -> int:
+    """A model's address, with its multi-token-prediction layers if `has_mtp`; ValueError when refused."""
+    params = library.llama_model_default_params()
+    flags = ctypes.cast(ctypes.addressof(params), ctypes.POINTER(ctypes.c_uint8))
+    _check([params.words[4], flags[28], *flags[72:78]], [-1, 1, 0, 0, 1, 0, 0, 0], "model parameters")
+    params.words[4] = 0  # n_gpu_layers
+    flags[74] = int(is_repacked)  # use_extra_bufts: repacked copies of the weights
+    flags[77] = int(has_mtp)
+    model: int | None = library.llama_model_load_from_file(path.encode(), params)
+    if not model:
+        raise ValueError(f"llama.cpp does not load {path}")
+    return model
+
+
+def make_context(
+    library: ctypes.CDLL, model: int, *, n_ctx: int, n_sequence: int = 1, n_threads: int = 1, is_mtp: bool = False
+) -> int:
+    """A context's address; with `is_mtp` it runs the multi-token-prediction layers. ValueError when refused."""
+    context = library.llama_context_default_params()
+    words = context.words
+    _check([words[n] for n in (0, 1, 2, 3, 9, 13, 26, 27)], [512, 2048, 512, 1, 0, -1, 1, 1], "context parameters")
+    words[0] = n_ctx * n_sequence
+    words[1] = words[2] = n_ctx * n_sequence  # n_batch and n_ubatch: any prompt in one pass
+    words[3] = n_sequence
+    words[7] = words[8] = n_threads
+    words[9] = int(is_mtp)  # the context's type
+    words[13] = 0  # flash attention off
+    words[26] = words[27] = 0  # keys and values in f32
+    made: int | None = library.llama_init_from_model(model, context)
+    if not made:
+        raise ValueError("llama.cpp makes no context for this model")
+    return made
+
+
 class LlamaModel:
     """One model and one context: KV cache in f32, flash attention off, all on the CPU."""
 
     def __init__(self, library: ctypes.CDLL, path: str, *, n_ctx: int, n_sequence: int, n_threads: int,
                  is_repacked: bool) -> None:  # fmt: skip
         self._library = library
-        params = library.llama_model_default_params()
-        flags = ctypes.cast(ctypes.addressof(params), ctypes.POINTER(ctypes.c_uint8))
-        _check([params.words[4], flags[28], *flags[72:77]], [-1, 1, 0, 0, 1, 0, 0], "model parameters")
-        params.words[4] = 0  # n_gpu_layers
-        flags[74] = int(is_repacked)  # use_extra_bufts: repacked copies of the weights
-        self._model = library.llama_model_load_from_file(path.encode(), params)
-        if not self._model:
-            raise ValueError(f"llama.cpp does not load {path}")
-        context = library.llama_context_default_params()
-        words = context.words
-        _check([words[n] for n in (0, 1, 2, 3, 13, 26, 27)], [512, 2048, 512, 1, -1, 1, 1], "context parameters")
-        words[0] = n_ctx * n_sequence
-        words[1] = words[2] = n_ctx * n_sequence  # n_batch and n_ubatch: any prompt in one pass
-        words[3] = n_sequence
-        words[7] = words[8] = n_threads
-        words[13] = 0  # flash attention off
-        words[26] = words[27] = 0  # keys and values in f32
-        self._context = library.llama_init_from_model(self._model, context)
-        if not self._context:
-            raise ValueError(f"llama.cpp makes no context for {path}")
+        self._model = load_model(library, path, is_repacked=is_repacked)
+        self._context = make_context(library, self._model, n_ctx=n_ctx, n_sequence=n_sequence, n_threads=n_threads)
         self._memory = library.llama_get_memory(self._context)
         self._vocab = library.llama_model_get_vocab(self._model)
         self.n_vocab: int = library.llama_vocab_n_tokens(self._vocab)

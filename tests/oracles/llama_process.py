@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.oracles.llama_library import LlamaModel, load_library
+from tests.oracles.llama_mtp import mtp_logits
 
 Answer = tuple[dict[str, Any], npt.NDArray[np.float32] | None]
 
@@ -31,6 +32,8 @@ class Server:
         operation = request.pop("operation")
         if operation == "load":
             return self._load(request), None
+        if operation == "mtp_logits":
+            return {}, mtp_logits(self._library, **request)
         if self._model is None:
             raise ValueError("no model is loaded")
         match operation:
