@@ -27,7 +27,7 @@ from benchmarks.audit_swarm import (
     worker_processes,
     write_alone,
 )
-from benchmarks.machine import describe_machine
+from benchmarks.machine import describe_commit, describe_machine
 
 DEMO_MODEL = Path(__file__).resolve().parents[1] / "models" / "kvasir-demo-moe.q4_k_m.gguf"
 COST_GOAL_PCT = 2.0
@@ -137,6 +137,7 @@ def as_keys(shares: dict[float, ShareFigures], costs: dict[str, dict[int, float]
             mode: {str(n): round(cost, 2) for n, cost in by_batch.items()} for mode, by_batch in costs.items()
         },
         "machine": describe_machine(),
+        "commit": describe_commit(),
     }
 
 

@@ -26,7 +26,7 @@ from benchmarks.exact_logits import (
     from_llama_cpp,
 )
 from benchmarks.exact_sharded import is_sharded_identical
-from benchmarks.machine import describe_machine
+from benchmarks.machine import describe_commit, describe_machine
 from tests.oracles.llama_cpp import LlamaCpp
 from tests.oracles.tiny_layout import ARCHITECTURES, TinyShape
 
@@ -125,6 +125,7 @@ def as_keys(architectures: dict[str, ArchitectureFigures], demo: DemoFigures) ->
             "llamacpp": round(demo.greedy_llama_cpp_float, 4),
         },
         "machine": describe_machine(),
+        "commit": describe_commit(),
     }
 
 

@@ -18,7 +18,7 @@ from benchmarks.expert_error import Distance, Float64Experts, measure_error
 from benchmarks.expert_model import QUICK, ExpertShape, write_expert_model
 from benchmarks.expert_speed import Speed, measure_speed
 from benchmarks.expert_worker import worker_ratios
-from benchmarks.machine import describe_machine
+from benchmarks.machine import describe_commit, describe_machine
 from kvasir.gguf_index import GGUFIndex
 from kvasir.kernels.kx1 import KX1Kernel
 from kvasir.model_card import ModelCard
@@ -93,6 +93,7 @@ def as_keys(figures: Figures) -> dict[str, object]:
         "share_of_stream_bandwidth": {str(n): round(s.share_of_stream_bandwidth, 3) for n, s in speed},
         "ratio_worker_vs_kernel": {str(n): round(ratio, 3) for n, ratio in figures.worker.items()},
         "machine": _machine(figures),
+        "commit": describe_commit(),
     }
 
 

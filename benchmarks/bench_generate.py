@@ -22,7 +22,7 @@ from backbone.engine.loaded_model import LoadedModel
 from backbone.engine.transport import NoWorkers, Transport
 from benchmarks.exact_sharded import two_workers
 from benchmarks.generate_decode import decode
-from benchmarks.machine import describe_machine
+from benchmarks.machine import describe_commit, describe_machine
 from tests.oracles.llama_cpp import LlamaCpp
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -144,6 +144,7 @@ def as_keys(rounds: Rounds, n_threads: int) -> dict[str, Any]:
         },
         "threads": n_threads,
         "machine": describe_machine(),
+        "commit": describe_commit(),
     }
 
 

@@ -23,7 +23,7 @@ import gguf
 
 from benchmarks.load_model_file import QUICK, ModelShape, fill_experts, write_sparse_model
 from benchmarks.load_worker import WorkerMemory, worker_memory
-from benchmarks.machine import describe_machine
+from benchmarks.machine import describe_commit, describe_machine
 from kvasir.experts import ExpertRange
 from kvasir.gguf_index import GGUFIndex
 from kvasir.model_card import ModelCard
@@ -103,6 +103,7 @@ def as_keys(figures: Figures) -> dict[str, object]:
         "slice_mb_s": round(figures.slice_bytes / MB / figures.write_s, 1),
         "rss_mb": round(figures.memory.total / MB, 1),
         "machine": describe_machine(),
+        "commit": describe_commit(),
     }
 
 

@@ -16,7 +16,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.machine import describe_machine
+from benchmarks.machine import describe_commit, describe_machine
 from benchmarks.relay_load import Load
 from benchmarks.relay_sandbox import RelayUnderTest, bare_relay, kvasir_relay
 from benchmarks.relay_slow import push_at_slow_readers
@@ -85,6 +85,7 @@ def as_keys(small: Pairs, large: Pairs, peak_mb: float) -> dict[str, object]:
         "ratio_vs_bare_websockets_3m": _ratio([ours.cpu_s_per_frame / bare.cpu_s_per_frame for bare, ours in large]),
         "peak_rss_mb_slow_consumer": round(peak_mb, 1),
         "machine": describe_machine(),
+        "commit": describe_commit(),
     }
 
 

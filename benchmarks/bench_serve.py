@@ -29,7 +29,7 @@ from backbone.engine.sequence import Sequence as EngineSequence
 from backbone.engine.transport import NoWorkers
 from benchmarks.bench_generate import DEMO_MODEL, story_beginnings
 from benchmarks.generate_decode import NEVER
-from benchmarks.machine import describe_machine
+from benchmarks.machine import describe_commit, describe_machine
 from benchmarks.serve_client import Stream, run_load
 from tests.oracles.llama_cpp import LlamaCpp
 from tests.swarm.service_process import ServiceProcess, service_process
@@ -218,6 +218,7 @@ def as_keys(found: dict[int, Rounds], n_threads: int) -> dict[str, Any]:
         "llamacpp_tok_s": by_n(lambda rounds: statistics.median(rounds.llamacpp)),
         "threads": n_threads,
         "machine": describe_machine(),
+        "commit": describe_commit(),
     }
 
 

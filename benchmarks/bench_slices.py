@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.load_model_file import ModelShape, fill_experts, write_sparse_model
-from benchmarks.machine import describe_machine
+from benchmarks.machine import describe_commit, describe_machine
 from benchmarks.slice_servers import NginxMissingError, ServerUnderTest, nginx_server, site_server
 from kvasir.experts import ExpertRange
 from kvasir.gguf_index import GGUFIndex
@@ -161,6 +161,7 @@ def as_keys(figures: Figures) -> dict[str, object]:
         "ratio_vs_nginx": round(ratio(figures), 3),
         "rss_mb": round(figures.rss_mb, 1),
         "machine": describe_machine(),
+        "commit": describe_commit(),
     }
 
 

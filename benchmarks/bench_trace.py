@@ -33,7 +33,7 @@ from backbone.trace_mapping import request_trace
 from benchmarks.bench_generate import BATCHES, DEMO_MODEL, N_CTX, story_beginnings
 from benchmarks.exact_sharded import two_workers
 from benchmarks.generate_decode import NEVER
-from benchmarks.machine import describe_machine
+from benchmarks.machine import describe_commit, describe_machine
 
 Prompts = Sequence[Sequence[int]]
 
@@ -132,6 +132,7 @@ def as_keys(rounds: Rounds) -> dict[str, Any]:
     """The figures that are published, by batch."""
     return {
         "machine": describe_machine(),
+        "commit": describe_commit(),
         "ratio_cpu_traced": _by_batch(rounds, lambda off, on: (on.step_s + on.trace_s) / off.step_s),
         "ratio_cpu_steps": _by_batch(rounds, lambda off, on: on.step_s / off.step_s),
         "us_of_trace_per_token": _by_batch(

@@ -11,7 +11,7 @@ import argparse
 import json
 from collections.abc import Mapping
 
-from benchmarks.machine import describe_machine
+from benchmarks.machine import describe_commit, describe_machine
 
 QUICK_SHAPE = (512, 256)
 PARTS = ("native", "wasm", "browser", "site")
@@ -28,7 +28,7 @@ def main() -> None:
     options = parser.parse_args()
     measures = {"native": native_keys, "wasm": wasm_keys, "browser": browser_keys, "site": site_keys}
     keys = merged({name: measures[name](options.quick) for name in options.only})
-    keys["machine"] = describe_machine()
+    keys |= {"machine": describe_machine(), "commit": describe_commit()}
     print(json.dumps(keys) if options.json else "\n".join(f"{name:22} {value}" for name, value in keys.items()))
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from redis import Redis
 
 from benchmarks.load_model_file import QUICK, ModelShape
-from benchmarks.machine import describe_machine
+from benchmarks.machine import describe_commit, describe_machine
 from benchmarks.market_heal import heal
 from benchmarks.market_reference import DictMarket, SqliteMarket
 from benchmarks.market_sandbox import model_file, post, requests_per_s, site_process
@@ -65,7 +65,7 @@ def measure(folder: Path, size: Size) -> dict[str, object]:
         figures["double_leases"] = bare.n_double + healed.beyond_target
         figures["heal_s"] = {"in_all": healed.heal_s, "lease": market.lease_s, "download": healed.download_s}
         figures["replica_imbalance"] = healed.imbalance
-        figures["machine"] = describe_machine()
+        figures |= {"machine": describe_machine(), "commit": describe_commit()}
         client.close()
     return figures
 

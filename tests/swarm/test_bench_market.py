@@ -18,7 +18,7 @@ def test_bench_market() -> None:
     figures = json.loads(line)
     assert set(figures) == {
         "demand_ms", "demand_changed_ms", "heartbeats_per_s", "volunteers_per_s", "double_leases", "heal_s",
-        "replica_imbalance", "reference", "machine",
+        "replica_imbalance", "reference", "machine", "commit",
     }  # fmt: skip
     assert figures["demand_ms"] > 0
     for name in ("heartbeats_per_s", "volunteers_per_s"):
@@ -33,5 +33,5 @@ def test_bench_market() -> None:
 
 def test_bench_slices() -> None:
     figures = as_keys(Figures([100.0, 300.0, 200.0], [100.0, 200.0, 400.0], 0.1, 0.2, 60.0, 70.04))
-    assert figures.pop("machine")
+    assert figures.pop("machine") and figures.pop("commit")
     assert figures == {"mb_s": 200.0, "ratio_vs_nginx": 1.0, "rss_mb": 70.0}

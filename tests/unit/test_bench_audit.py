@@ -35,6 +35,7 @@ def test_flags_are_complete_only_when_they_hold_every_affected_request() -> None
 
 def test_the_published_keys() -> None:
     keys = as_keys(FIGURES, COSTS)
+    assert keys["machine"] and keys["commit"]
     figures = keys["lie_shares"]["0.01"]
     assert (figures["detected_after_replies"], figures["wrong_tokens_strict"]) == (50.0, 0)
     assert (figures["affected_requests_default"], figures["all_affected_flagged"]) == (2, True)

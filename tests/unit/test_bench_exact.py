@@ -36,6 +36,7 @@ def test_quick_run_prints_the_named_keys_and_holds_what_is_promised() -> None:
         "demo_greedy_agree",
         "demo_greedy_agree_with_float",
         "machine",
+        "commit",
     }
     for architecture in figures["archs"].values():
         assert set(architecture) == ARCH_KEYS

@@ -15,7 +15,7 @@ def test_quick_run_prints_the_named_keys() -> None:
     assert run.returncode == 0, run.stderr
     (line,) = run.stdout.splitlines()
     figures = json.loads(line)
-    assert set(figures) == {"tok_s", "ratio", "threads", "machine"}
+    assert set(figures) == {"tok_s", "ratio", "threads", "machine", "commit"}
     assert set(figures["tok_s"]) == {"in_process", "sharded", "llamacpp", "llamacpp_repacked"}
     assert set(figures["ratio"]) == {
         "sharded/in_process",
