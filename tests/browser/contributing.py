@@ -29,6 +29,15 @@ from tests.swarm.service_process import ServiceProcess, service_process
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "models" / "kvasir-demo-moe.q4_k_m.gguf"
 PROMPT = "The old dog was"
 HALF_BYTES = 6_300_000  # of the demo model's 12.2 MB of experts
+ENVIRONMENT = {
+    "KVASIR_LOCAL_WORKERS": "0",
+    "KVASIR_CTX": "512",
+    "KVASIR_SLOTS": "4",
+    "KVASIR_THREADS": "1",
+    # what a browser held that is gone is wanted again after this: each test's tab would wait for the former one's
+    "KVASIR_LEASE_S": "12",
+    "KVASIR_VOLUNTEER_LEASE_S": "20",
+}
 # keeps what the page's worker publishes where a test can read it
 TAP = """(() => {
     const Real = window.Worker;
@@ -90,9 +99,8 @@ class Site:
 @contextmanager
 def half_served_site(directory: Path) -> Iterator[Site]:
     """A site that runs inside the context."""
-    environment = {"KVASIR_LOCAL_WORKERS": "0", "KVASIR_CTX": "512", "KVASIR_SLOTS": "4", "KVASIR_THREADS": "1"}
     with (
-        service_process(directory / "service", "--max-tokens=8", **environment) as service,
+        service_process(directory / "service", "--max-tokens=8", **ENVIRONMENT) as service,
         LoadedModel.open(DEMO_MODEL, n_slot=1, n_ctx=512, n_threads=1) as loaded,
     ):
         native = AgentProcess(service.url, WORKER_OVERHEAD_BYTES + HALF_BYTES, directory / "native")

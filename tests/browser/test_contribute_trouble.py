@@ -83,10 +83,11 @@ def test_a_download_that_is_cut_goes_on_where_it_was_even_after_a_reload(site: S
     browse(scenario, forgiven=[NETWORK])
 
 
-def test_a_crashed_gpu_process_is_survived(site: Site) -> None:
+def test_a_gpu_answers_alike_and_its_crash_is_survived(site: Site) -> None:
     async def scenario(browser: Chromium) -> None:
         page = await contribute(browser, site.url, is_software=True)
-        await answers_alike(site, page, seed=61)
+        assert await page.evaluate("contribution.kernel.backends") == ["webgpu"]
+        assert await answers_alike(site, page, seed=61) > 0
         await browser.crash_gpu()
         assert await site.ask(62) == await site.alone(62)
         await wait_until(page, "phases.includes('recovering')")
