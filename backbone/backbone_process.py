@@ -28,7 +28,6 @@ from backbone.engine.jobs import Broken, Completed, FailureKind, JobEvents, JobF
 from backbone.engine.loaded_model import LoadedModel
 from backbone.engine.reply_format import ReplyFormat
 from backbone.engine.service import EngineService, ServiceLimits
-from backbone.engine.sum_calibration import sum_scale_of
 from backbone.engine.transport import Transport
 from backbone.event_mapping import EventMapper, refusal
 from backbone.event_writer import EventWriter, OpenStream
@@ -39,7 +38,7 @@ from backbone.payloads import GenerationRequest
 from backbone.pulse_keeper import PulseKeeper, PulseSources
 from backbone.request_claim import Claim, claim, refuse_redelivery
 from backbone.request_intake import RequestIntake
-from backbone.served_model import directory_entry, max_drafts, open_model
+from backbone.served_model import directory_entry, max_drafts, open_model, open_sum_scale
 from backbone.service_settings import ServiceSettings
 from backbone.worker_transport import make_transport
 from kvasir.errors import KvasirError
@@ -78,11 +77,12 @@ class BackboneProcess:
         self._stack = ExitStack()
         self._redis = self._stack.enter_context(redis_connection(redis_url))
         self._loaded = self._stack.enter_context(open_model(settings))
+        self._sum_scale = open_sum_scale(settings, self._loaded)
         self._transport = self._stack.enter_context(make_transport(settings, self._loaded.hello(), redis_url))
         self._intake = RequestIntake(
             settings.model_name, self._loaded.tokenizer, self._loaded.index.metadata, settings.max_deadline_s
         )
-        entry = directory_entry(settings, self._loaded, has_chat=self._intake.has_chat)
+        entry = directory_entry(settings, self._loaded, self._sum_scale, has_chat=self._intake.has_chat)
         self._market = MarketLink(settings, self.id, self._loaded, self._transport, self._redis, settings.receipts_dir)
         exposures, records = self._market.guard.exposures, self._market.records
         self._mapper = EventMapper(self.id, entry.name, entry.fingerprint, self._loaded.tokenizer, exposures)
@@ -202,8 +202,6 @@ class BackboneProcess:
 
     def _make_service(self, loaded: LoadedModel, transport: Transport) -> EngineService:
         settings = self._settings
-        is_summed = ReplyFormat(settings.reply) is ReplyFormat.SUM
-        sum_scale = sum_scale_of(loaded, settings.sums_dir) if is_summed else None
 
         def make_experts(on_served: Callable[[Served], None]) -> ExpertCaller:
             def count(served: Served) -> None:
@@ -218,7 +216,7 @@ class BackboneProcess:
                 on_served=count,
                 guard=self._market.guard,
                 traffic=self._market.traffic,
-                sum_scale=sum_scale,
+                sum_scale=self._sum_scale,
                 hot=self._hot,
             )
 

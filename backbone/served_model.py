@@ -1,9 +1,13 @@
-"""The model of a backbone process: opened with as many slots as the budget holds, and its entry in the directory."""
+"""What a backbone process serves: its model, with as many slots as the budget holds, and the scale of its sums.
+
+The process opens both at its start, and publishes the model's entry in the directory, which is made here.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Callable
 
 from backbone.directory import ModelEntry
 from backbone.engine.admission import slots_for_budget
@@ -12,7 +16,11 @@ from backbone.engine.devices import Device
 from backbone.engine.kv_cache import SlotCache
 from backbone.engine.loaded_model import Dense, KernelChoice, LoadedModel, make_ops
 from backbone.engine.mtp_experts import has_mtp_head
+from backbone.engine.reply_format import ReplyFormat
+from backbone.engine.sum_calibration import sum_scale_of
+from backbone.engine.sum_scale import SumScale
 from backbone.service_settings import ServiceSettings
+from backbone.slot_memory import available_memory, too_many_slots
 from kvasir import __version__
 from kvasir.byte_sizes import format_size
 from kvasir.gguf_index import GGUFIndex
@@ -21,12 +29,12 @@ from kvasir.model_card import ModelCard
 logger = logging.getLogger(__name__)
 
 
-def open_model(settings: ServiceSettings) -> LoadedModel:
-    """Open the model of the settings.
+def open_model(settings: ServiceSettings, memory: Callable[[], int | None] = available_memory) -> LoadedModel:
+    """Open the model of the settings. `memory` is asked how much is available where no budget bounds the slots.
 
     Raises GGUFError or UnsupportedModelError for the file, ConfigError when the budget holds no slot.
     """
-    n_slot, n_ctx = _slots(settings)
+    n_slot, n_ctx = _slots(settings, memory)
     loaded = LoadedModel.open(
         settings.model,
         n_slot=n_slot,
@@ -51,16 +59,27 @@ def open_model(settings: ServiceSettings) -> LoadedModel:
     return loaded
 
 
-def directory_entry(settings: ServiceSettings, loaded: LoadedModel, *, has_chat: bool) -> ModelEntry:
+def open_sum_scale(settings: ServiceSettings, loaded: LoadedModel) -> SumScale | None:
+    """The scale of sums where replies are sums: kept, or measured now. Raises ConfigError when there can be none."""
+    if ReplyFormat(settings.reply) is not ReplyFormat.SUM:
+        return None
+    return sum_scale_of(loaded, settings.sums_dir)
+
+
+def directory_entry(
+    settings: ServiceSettings, loaded: LoadedModel, sum_scale: SumScale | None, *, has_chat: bool
+) -> ModelEntry:
     """What clients learn of the model. The fingerprint changes with everything that may change a bit of the answer."""
-    parts = (
+    parts = [
         loaded.card.fingerprint,
         loaded.store.kernel.name,
         loaded.store.kernel.fingerprint,
         loaded.model.ops.name,
         settings.reply,
         __version__,
-    )
+    ]
+    if sum_scale is not None:
+        parts.append(sum_scale.digest)
     digest = hashlib.sha256("|".join(map(str, parts)).encode()).hexdigest()
     return ModelEntry(
         name=settings.model_name,
@@ -88,15 +107,19 @@ def _wants_mtp_head(settings: ServiceSettings) -> bool:
     return settings.speculate != "off" and Dense(settings.dense) is Dense.KX1
 
 
-def _slots(settings: ServiceSettings) -> tuple[int, int]:
+def _slots(settings: ServiceSettings, memory: Callable[[], int | None]) -> tuple[int, int]:
     """How many slots of how many tokens. A cache of one slot is made for its size, and takes no memory until used."""
     with GGUFIndex.open(settings.model) as index:
         card = ModelCard.from_index(index)
         n_ctx = min(settings.n_ctx or 4096, card.n_ctx)
-        dtype = make_ops(Dense(settings.dense), settings.n_threads, Device(settings.device)).dtype
+        ops = make_ops(Dense(settings.dense), settings.n_threads, Device(settings.device))
         config = read_config(index.metadata)
         if _wants_mtp_head(settings) and has_mtp_head(index, config):
             config = config.with_mtp_layer()
-        one = SlotCache(config, n_slot=1, n_ctx=n_ctx, dtype=dtype)
+        one = SlotCache(config, n_slot=1, n_ctx=n_ctx, dtype=ops.dtype)
     budget = settings.kv_budget_bytes
+    if budget is None and ops.device.type == "cpu":  # a GPU's memory is not what the machine has
+        advice = too_many_slots(one.slot_bytes, settings.n_slot, n_ctx, memory())
+        if advice is not None:
+            logger.warning("%s: %s", settings.model_name, advice)
     return slots_for_budget(one.slot_bytes, settings.n_slot, budget, one.recurrent_bytes), n_ctx

@@ -6,6 +6,7 @@ The dispatcher asks for every MoE layer that is answered in sums. The scale of a
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -47,6 +48,11 @@ class SumScale:
         deviations = self.output_rms[layer] * np.sqrt(squares)
         _, above = np.frexp(deviations)  # deviation = m · 2^above with 1/2 <= m < 1, and 0 · 2^0
         return np.asarray(np.clip(above - 1 - self.bits, MIN_EXPONENT, MAX_EXPONENT), np.int32)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all that decides an exponent: scales that differ in it give other bits."""
+        return hashlib.sha256(f"{self.as_json()}{self.bits}".encode()).hexdigest()
 
     def as_json(self) -> str:
         """For a file."""

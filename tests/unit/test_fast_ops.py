@@ -189,7 +189,7 @@ def test_the_fingerprint_names_the_copies(tmp_path: Path) -> None:
     def fingerprint(dense: str, fast_rows: int = 0) -> str:
         settings = ServiceSettings(path, "m", n_slot=1, n_ctx=16, n_threads=1, dense=dense, fast_rows=fast_rows)
         with open_model(settings) as loaded:
-            return directory_entry(settings, loaded, has_chat=False).fingerprint
+            return directory_entry(settings, loaded, None, has_chat=False).fingerprint
 
     fingerprints = [fingerprint("kx1"), fingerprint("fast", 12), fingerprint("fast", 16), fingerprint("float")]
     assert len(set(fingerprints)) == 4
