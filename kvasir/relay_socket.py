@@ -11,6 +11,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Self
 
 from websockets.asyncio.client import connect
@@ -36,7 +37,6 @@ from kvasir.wire_header import HEADER_BYTES, Buffer, Kind
 
 CLOSE_DEADLINE_S = 2.0
 KIND_AT = 5  # where a frame's header holds its kind
-MAX_WAITING_MESSAGES = 8  # received and not yet taken; then the library stops reading
 # what opens an edge, by who receives it; a backbone hears first from the relay which node the worker is
 FIRST_OF_EDGE = {Role.WORKER: {Kind.HELLO}, Role.BACKBONE: {Kind.HELLO, Kind.WELCOME}}
 
@@ -63,6 +63,7 @@ class RelaySocket:
         self._tasks: list[asyncio.Task[None]] = []
         self._connection: RelayConnection | None = None
         self._welcome: Welcome | None = None
+        self._answered: asyncio.Future[None] = self._loop.create_future()  # fails with what stood in the way
         self._parting = ""  # why this side closes
         self.goaway = ""
         self.closed: asyncio.Future[str] = self._loop.create_future()
@@ -98,9 +99,7 @@ class RelaySocket:
         except BaseException:
             socket._abort("the handshake was given up")
             raise
-        socket._tasks = [
-            socket._loop.create_task(work) for work in (socket._receive(), socket._send(), socket._stay_alive())
-        ]
+        socket._tasks = [socket._loop.create_task(work) for work in (socket._send(), socket._stay_alive())]
         for task in socket._tasks:
             task.add_done_callback(socket._task_ended)
         return socket
@@ -137,34 +136,52 @@ class RelaySocket:
         self._links.pop(link.number, None)
 
     async def _open(self) -> None:
-        self._connection = connection = await connect(  # type: ignore[assignment]
+        create = partial(RelayConnection, on_message=self._received, on_lost=self._lost)
+        connection: RelayConnection = await connect(  # type: ignore[assignment]  # it is what `create` makes
             self._url,
-            create_connection=RelayConnection,
+            create_connection=create,  # type: ignore[arg-type]  # declared as a class, but any callable does
             compression=None,
             max_size=MAX_MESSAGE_BYTES,
-            max_queue=MAX_WAITING_MESSAGES,
             ping_interval=None,  # `_stay_alive` does that, and counts any byte as a sign of life
             open_timeout=None,
             proxy=None,
         )
-        await connection.send(opening_message(self._hello))
-        while self._welcome is None:
-            self._take(await connection.recv(decode=False))
+        self._connection = connection
+        opening = opening_message(self._hello)
+        await connection.send_message([opening], len(opening))
+        await self._answered
+        if self.closed.done():
+            raise EdgeError(f"relay {self._url} cannot be reached: {self.closed.result()}")
 
-    async def _receive(self) -> None:
-        reason = "the relay closed the socket"
-        connection = self._open_connection()
+    def _received(self, message: Buffer) -> None:
+        """Take one message; what it does wrong ends the socket."""
+        if self.closed.done():
+            return  # it came with what ended the socket
         try:
-            while True:
-                self._take(await connection.recv(decode=False))
-        except ConnectionClosed as error:
-            close = error.rcvd or error.sent
-            reason = f"socket closed ({close.code}: {close.reason})" if close else "connection lost"
+            self._take(message)
         except (WireError, HandshakeRefused) as error:
-            reason = str(error)
-        self._abort(f"relay {self._url}: {reason}")
+            self._fail(error, str(error))
+        except Exception as error:  # a defect must not leave a socket that nobody serves
+            log.exception("socket to relay %s failed", self._url)
+            self._fail(error, f"{type(error).__name__}: {error}")
 
-    def _take(self, message: bytes) -> None:
+    def _lost(self) -> None:
+        """The connection is gone."""
+        if self._connection is None:
+            return  # it never opened: `connect` says why
+        error = self._connection.close_exc
+        close = error.rcvd or error.sent
+        self._fail(error, f"socket closed ({close.code}: {close.reason})" if close else "connection lost")
+
+    def _fail(self, error: Exception, reason: str) -> None:
+        """End the socket; whoever waits for the relay's answer gets the error as it is."""
+        if self._answered.done():
+            self._abort(f"relay {self._url}: {reason}")
+        else:
+            self._answered.set_exception(error)
+            self._answered.exception()  # the deadline may have passed: then nobody else looks
+
+    def _take(self, message: Buffer) -> None:
         view = memoryview(message)
         for number, start, stop in record_spans(message):
             if number == RELAY_EDGE:
@@ -183,6 +200,8 @@ class RelaySocket:
         match frame:
             case Welcome():
                 self._welcome = frame
+                if not self._answered.done():
+                    self._answered.set_result(None)
             case Refuse(code, message):
                 raise HandshakeRefused(f"relay {self._url} refused ({code.name}): {message}")
             case Goaway(reason):
@@ -194,7 +213,7 @@ class RelaySocket:
 
     async def _send(self) -> None:
         connection = self._open_connection()
-        with suppress(ConnectionClosed):  # `_receive` meets the same and says why
+        with suppress(ConnectionClosed):  # `_lost` says why
             while True:
                 await self._has_outgoing.wait()
                 taken, parts, n_bytes = self._next_bundle()

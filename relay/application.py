@@ -15,6 +15,7 @@ from kvasir import __version__
 from kvasir.errors import WireError, WireVersionError
 from kvasir.relay_records import MAX_MESSAGE_BYTES, RELAY_EDGE, read_opening, record, relay_welcome
 from kvasir.wire_frames import Hello, Refuse, RefuseCode, Role, clipped
+from kvasir.wire_header import Buffer
 from market.tokens import TokenHolder, TokenRefusedError, TokenScope
 from relay.hub import POLICY_VIOLATION, Hub
 from relay.outbox import Outbox
@@ -139,18 +140,18 @@ class _Socket:
         self._send = send
         self._controls = scope.get("extensions", {}).get("kvasir.socket", {})
 
-    async def receive_bytes(self) -> bytes:
+    async def receive_bytes(self) -> Buffer:
         """The next message. Raises SocketGoneError at the end; a text message is a WireError."""
         message = await self._receive()
         if message["type"] == "websocket.disconnect":
             code, reason = message.get("code", 1006), message.get("reason") or ""
             raise SocketGoneError(f"socket closed ({code}{': ' if reason else ''}{reason})")
-        data = message.get("bytes")
+        data: Buffer | None = message.get("bytes")
         if data is None:
             raise WireError("a text message: frames travel as binary messages")
-        return data if isinstance(data, bytes) else bytes(data)
+        return data
 
-    async def send_bytes(self, data: bytes) -> None:
+    async def send_bytes(self, data: Buffer) -> None:
         """Send one message; returns when the socket can take the next."""
         await self._send({"type": "websocket.send", "bytes": data})
 

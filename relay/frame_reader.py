@@ -1,13 +1,18 @@
 """The quick way for a client's binary messages: whole, unfragmented WebSocket frames, read without Autobahn.
 
 `websocket_server` feeds it. Everything else (text, fragments, pings, closes, what is over the limit, what is against
-the rules) it hands to Autobahn byte for byte. Large messages are gathered in place and unmasked once.
+the rules) it hands to Autobahn byte for byte. Large messages are received in place, and unmasked as they come.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+
+import numpy as np
+
+from kvasir.memory_pool import POOL
+from kvasir.wire_header import Buffer
 
 try:
     from websockets.speedups import apply_mask
@@ -28,12 +33,13 @@ _LONG = struct.Struct("!Q")
 class FrameReader:
     """Bytes in; messages to `on_message`, all other bytes to `hand_over`.
 
-    `may_read` says whether Autobahn is between frames, so that the next byte begins one.
+    `may_read` says whether Autobahn is between frames, so that the next byte begins one. While a large message is
+    being gathered, its bytes may be written to `writable()` and told to `advance`, instead of being given to `feed`.
     """
 
     def __init__(
         self,
-        on_message: Callable[[bytes], None],
+        on_message: Callable[[Buffer], None],
         hand_over: Callable[[bytes], None],
         may_read: Callable[[], bool],
         max_bytes: int,
@@ -42,9 +48,7 @@ class FrameReader:
         self._hand_over = hand_over
         self._may_read = may_read
         self.max_bytes = max_bytes
-        self._mask = b""
-        self._large: bytearray | None = None
-        self._filled = 0
+        self._large: LargeMessage | None = None
 
     def feed(self, data: bytes) -> None:
         """Take the next bytes of the stream."""
@@ -60,10 +64,22 @@ class FrameReader:
                 return
             mask, end = data[head_bytes - 4 : head_bytes], head_bytes + length
             if end > len(data):
-                self._begin_large(mask, length, data, head_bytes)
+                self._large = LargeMessage(length, mask)
+                self._fill(self._large, data[head_bytes:])
                 return
             self._on_message(apply_mask(data[head_bytes:end], mask))
             data = data[end:] if end < len(data) else b""
+
+    def writable(self) -> memoryview | None:
+        """Where the next bytes of the stream may be written: not empty. None where only `feed` takes them."""
+        return None if self._large is None else self._large.writable()
+
+    def advance(self, n_bytes: int) -> None:
+        """Take the `n_bytes` that were written to `writable()`."""
+        large = self._large
+        if large is not None and large.advance(n_bytes):
+            self._large = None
+            self._on_message(large.data)
 
     def _head(self, data: bytes) -> tuple[int, int]:
         """Bytes of the head and of the payload; (0, 0) for a frame that is not for the quick way."""
@@ -85,17 +101,36 @@ class FrameReader:
             is_canonical = True
         return (head_bytes, length) if is_canonical and length <= self.max_bytes else (0, 0)
 
-    def _begin_large(self, mask: bytes, length: int, data: bytes, start: int) -> None:
-        self._mask, self._large = mask, bytearray(length)
-        self._filled = len(data) - start
-        self._large[: self._filled] = memoryview(data)[start:]
-
-    def _fill(self, large: bytearray, data: bytes) -> bytes:
+    def _fill(self, large: LargeMessage, data: bytes) -> bytes:
         """Put bytes into the message that is being gathered; returns those after its end."""
-        n_bytes = min(len(large) - self._filled, len(data))
-        large[self._filled : self._filled + n_bytes] = data if n_bytes == len(data) else data[:n_bytes]
-        self._filled += n_bytes
-        if self._filled == len(large):
-            self._large = None
-            self._on_message(apply_mask(large, self._mask))
+        space = large.writable()
+        n_bytes = min(len(space), len(data))
+        space[:n_bytes] = data if n_bytes == len(data) else data[:n_bytes]
+        self.advance(n_bytes)
         return data[n_bytes:] if n_bytes < len(data) else b""
+
+
+class LargeMessage:
+    """A message that comes in several reads: its memory, of which a part is there and unmasked."""
+
+    def __init__(self, n_bytes: int, mask: bytes) -> None:
+        # whole words; pages are mapped when bytes come: who only promises bytes costs no memory
+        self._memory = POOL.empty(-(-n_bytes // 8) * 8)
+        self._words = self._memory.view(np.uint64)
+        self._key = np.frombuffer(2 * mask, np.uint64)[0]
+        self._filled = self._unmasked = 0  # bytes, and whole words
+        self.data = self._memory.data[:n_bytes]
+
+    def writable(self) -> memoryview:
+        """Where its next bytes go."""
+        return self.data[self._filled :]
+
+    def advance(self, n_bytes: int) -> bool:
+        """Count bytes that were written, and unmask them while they are in cache; whether all are there."""
+        self._filled += n_bytes
+        is_whole = self._filled == len(self.data)
+        end = len(self._words) if is_whole else self._filled // 8
+        words = self._words[self._unmasked : end]
+        np.bitwise_xor(words, self._key, out=words)
+        self._unmasked = end
+        return is_whole

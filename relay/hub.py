@@ -103,7 +103,7 @@ class Hub:
         station.tell(RELAY_EDGE, refusal)
         station.close(POLICY_VIOLATION, refusal.message)
 
-    async def route(self, station: Station, message: bytes) -> None:
+    async def route(self, station: Station, message: Buffer) -> None:
         """Pass on the records of a message. Waits while a backbone that it is for reads too slowly.
 
         Raises WireError when the message is not records; the socket must be closed then.
@@ -190,7 +190,7 @@ class Hub:
             if self._last_edge not in self._edges:
                 return self._last_edge
 
-    def _to_worker(self, edge: Edge, message: bytes, start: int, stop: int) -> None:
+    def _to_worker(self, edge: Edge, message: Buffer, start: int, stop: int) -> None:
         facts = read_facts(message, start, stop)
         passage = edge.ledger.from_backbone(facts)
         if passage is Passage.BUSY:
@@ -202,7 +202,7 @@ class Hub:
         if passage is Passage.LAST:
             self.end_edge(edge, "ended by the backbone", FaultCode.GONE, told=edge.worker)
 
-    def _to_backbone(self, edge: Edge, message: bytes, start: int, stop: int) -> None:
+    def _to_backbone(self, edge: Edge, message: Buffer, start: int, stop: int) -> None:
         facts = read_facts(message, start, stop)
         passage = edge.ledger.from_worker(facts)
         if facts.kind == Kind.WELCOME:  # a worker cannot say this of itself: HELLO from it breaks the edge
@@ -227,7 +227,7 @@ class Hub:
                 raise WireError(f"{type(frame).__name__} is not for the relay itself")
 
 
-def _piece(message: bytes, start: int, stop: int) -> bytes:
+def _piece(message: Buffer, start: int, stop: int) -> Buffer:
     """One record with its head, in memory of its own: a slow reader must not keep whole bundles alive."""
     start -= RECORD_BYTES
-    return message if stop - start == len(message) else message[start:stop]
+    return message if stop - start == len(message) else bytes(message[start:stop])

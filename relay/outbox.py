@@ -12,10 +12,11 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 
 from kvasir.relay_records import MAX_BUNDLE_BYTES
+from kvasir.wire_header import Buffer
 
 HIGH_WATER_BYTES = 2 * 1024 * 1024
 
-Send = Callable[[bytes], Awaitable[None]]
+Send = Callable[[Buffer], Awaitable[None]]
 
 
 class Outbox:
@@ -25,7 +26,7 @@ class Outbox:
         self._send = send
         self._clock = clock
         self._max_bundle_bytes = max_bundle_bytes
-        self._records: deque[bytes] = deque()
+        self._records: deque[Buffer] = deque()
         self._wake: asyncio.Future[None] | None = None
         self._room: asyncio.Future[None] | None = None
         self._is_closed = False
@@ -37,7 +38,7 @@ class Outbox:
         """Whether senders that can wait should."""
         return self.queued_bytes > HIGH_WATER_BYTES
 
-    def put(self, record: bytes) -> None:
+    def put(self, record: Buffer) -> None:
         """Queue one record, head and frame, or several that belong together."""
         self._records.append(record)
         self.queued_bytes += len(record)
@@ -80,7 +81,7 @@ class Outbox:
         self._records.clear()
         self._make_room()
 
-    def _next_message(self) -> bytes:
+    def _next_message(self) -> Buffer:
         first = self._records.popleft()
         if not self._records or len(first) >= self._max_bundle_bytes:
             return first

@@ -25,6 +25,7 @@ from kvasir.kernels.fingerprint import KX1_NAME, KX1_VERSION, kernel_fingerprint
 from kvasir.kernels.native import address
 from kvasir.kernels.registry import NUMPY, wanted_isa
 from kvasir.kernels.selftest import self_test
+from kvasir.memory_pool import POOL
 
 if TYPE_CHECKING:
     from kvasir.kernels.api import ExpertKernel
@@ -206,7 +207,7 @@ class LoadedKX1Experts:
         check_pairs(pair_rows, pair_ids)
         rows = np.ascontiguousarray(rows)
         pair_rows, pair_ids = np.ascontiguousarray(pair_rows), np.ascontiguousarray(pair_ids)
-        out = np.empty((len(pair_ids), self.d_model), np.float32)
+        out = POOL.empty(len(pair_ids) * self.d_model * 4).view(np.float32).reshape(len(pair_ids), self.d_model)
         error = self._call(rows, pair_rows, pair_ids, out)
         if error == native.UNKNOWN_EXPONENT:
             self.read_scales(pair_ids)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from websockets.frames import Frame, Opcode
@@ -24,7 +25,9 @@ class Sink:
     n_left: int = 0  # of a frame that Autobahn, played by this sink, is in the middle of
 
     def reader(self) -> FrameReader:
-        return FrameReader(self.messages.append, self._take, lambda: self.n_left == 0, LIMIT)
+        return FrameReader(
+            lambda message: self.messages.append(bytes(message)), self._take, lambda: self.n_left == 0, LIMIT
+        )
 
     def _take(self, data: bytes) -> None:
         """As Autobahn does: take everything, and be in the middle of something from then on."""
@@ -36,12 +39,28 @@ def masked(opcode: Opcode, data: bytes, *, fin: bool = True) -> bytes:
     return Frame(opcode, data, fin).serialize(mask=True)
 
 
+def give(reader: FrameReader, data: bytes, is_in_place: bool) -> None:
+    """Bytes of one read: written into the message that is being gathered where that may be, else fed."""
+    while data:
+        space = reader.writable() if is_in_place else None
+        if space is None:
+            reader.feed(data)
+            return
+        n_bytes = min(len(space), len(data))
+        assert n_bytes
+        space[:n_bytes] = data[:n_bytes]
+        reader.advance(n_bytes)
+        data = data[n_bytes:]
+
+
 SIZES = st.sampled_from([0, 1, 125, 126, 127, 1000, 65_535, 65_536, 65_537, LIMIT])
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(SIZES, min_size=1, max_size=5), st.integers(1, 70_000), st.integers(0, 2**32))
-def test_messages_come_out_whole_however_the_stream_is_cut(sizes: list[int], step: int, seed: int) -> None:
+@given(st.lists(SIZES, min_size=1, max_size=5), st.integers(1, 70_000), st.integers(0, 2**32), st.booleans())
+def test_messages_come_out_whole_however_the_stream_is_cut(
+    sizes: list[int], step: int, seed: int, is_in_place: bool
+) -> None:
     payloads = [random.Random(seed + n).randbytes(size) for n, size in enumerate(sizes)]
     stream = b"".join(masked(Opcode.BINARY, payload) for payload in payloads)
     sink = Sink()
@@ -50,7 +69,7 @@ def test_messages_come_out_whole_however_the_stream_is_cut(sizes: list[int], ste
     for start in range(0, len(stream), step):
         if sink.others:
             break  # a head was cut apart: the rest is Autobahn's until it is between frames again
-        reader.feed(stream[start : start + step])
+        give(reader, stream[start : start + step], is_in_place)
         taken = min(start + step, len(stream))
     n_whole = len(sink.messages)
     assert sink.messages == payloads[:n_whole]
@@ -82,6 +101,23 @@ def test_what_is_not_a_whole_binary_message_is_handed_over_untouched() -> None:
         sink.reader().feed(masked(Opcode.BINARY, b"before") + data)
         assert sink.messages == [b"before"]
         assert bytes(sink.others) == data
+
+
+@pytest.mark.parametrize("cuts", [[1], [7], [8], [9], [1] * 200, [3, 5, 8, 13, 21]])
+def test_a_message_that_is_written_in_place_is_unmasked_wherever_it_is_cut(cuts: list[int]) -> None:
+    payload = random.Random(len(cuts)).randbytes(201)
+    stream = masked(Opcode.BINARY, payload)
+    sink = Sink()
+    reader = sink.reader()
+    assert reader.writable() is None
+    reader.feed(stream[:9])
+    at = 9
+    for cut in cuts:
+        give(reader, stream[at : at + cut], True)
+        at += cut
+    give(reader, stream[at:], True)
+    assert sink.messages == [payload]
+    assert reader.writable() is None
 
 
 def test_nothing_is_read_while_autobahn_is_in_the_middle_of_a_frame() -> None:
