@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import select
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 from tests.swarm.relay_process import PATIENCE_S, ROOT
+
+EVENT_DEADLINE_S = 120.0
 
 
 class AgentProcess:
@@ -23,21 +28,27 @@ class AgentProcess:
         with self.log.open("a") as sink:
             self.process = subprocess.Popen(
                 command, cwd=ROOT, stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE, stderr=sink, text=True, start_new_session=True,
+                stdout=subprocess.PIPE, stderr=sink, start_new_session=True,
             )  # fmt: skip
-        self.events: list[dict[str, Any]] = []
+        self.events: list[dict[str, Any]] = []  # that were read
+        self._n_waited = 0  # of them: up to the last one that was waited for
+        self._unread = b""
 
     def wait_for(self, event: str) -> dict[str, Any]:
-        """Read events until this one comes."""
-        assert self.process.stdout is not None
-        while line := self.process.stdout.readline():
-            self.events.append(json.loads(line))
-            if self.events[-1]["event"] == event:
-                return self.events[-1]
-        raise AssertionError(f"no {event!r} among {self.events}\n{self.log.read_text()}")
+        """The next event of this name after the one that was waited for last."""
+        until = time.monotonic() + EVENT_DEADLINE_S
+        while True:
+            for number in range(self._n_waited, len(self.events)):
+                self._n_waited = number + 1
+                if self.events[number]["event"] == event:
+                    return self.events[number]
+            if not self._read(max(0.0, until - time.monotonic())):
+                raise AssertionError(f"no {event!r} among {self.events}\n{self.log.read_text()}")
 
     def said(self, event: str) -> list[dict[str, Any]]:
-        """All events of this name so far."""
+        """All events of this name up to this moment, also those that nobody has waited for."""
+        while self._read(0.0):
+            pass
         return [one for one in self.events if one["event"] == event]
 
     def slices(self) -> dict[str, int]:
@@ -67,3 +78,13 @@ class AgentProcess:
                 self.kill()
         if self.process.stdout is not None:
             self.process.stdout.close()
+
+    def _read(self, wait_s: float) -> bool:
+        """Take in what it has written, once there is something; False when nothing came, or nothing ever will."""
+        assert self.process.stdout is not None
+        stdout = self.process.stdout.fileno()
+        ready, _, _ = select.select([stdout], [], [], wait_s)
+        data = os.read(stdout, 65_536) if ready else b""
+        *lines, self._unread = (self._unread + data).split(b"\n")
+        self.events += [json.loads(line) for line in lines]
+        return bool(data)

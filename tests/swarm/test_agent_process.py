@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
+from backbone.engine.dispatch import MOVED, NO_REPLICA
 from backbone.engine.edge_pool import EdgePool
 from backbone.engine.loaded_model import LoadedModel
 from backbone.engine.sampling_params import SamplingParams
@@ -32,6 +33,7 @@ MODEL = Path(__file__).resolve().parents[2] / "models" / "kvasir-demo-moe.q4_k_m
 PARAMS = SamplingParams(temperature=0.8, seed=11, max_tokens=30)
 N_EXPERTS = 6 * 16
 LEASE_S = 6.0
+GOODBYES = ("the worker got SIGINT", "this worker serves other experts now")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,7 @@ def until(condition: Callable[[], bool], within_s: float = PATIENCE_S) -> None:
 
 
 def held_by(agent: AgentProcess) -> set[tuple[int, int]]:
-    """(layer, expert) of all that it serves."""
+    """(layer, expert) of all that it serves at this moment."""
     ranges = agent.said("serving")[-1]["ranges"]
     return {(layer, expert) for layer, start, stop in ranges for expert in range(start, stop)}
 
@@ -128,16 +130,16 @@ def test_a_worker_leaves_and_another_takes_over_while_texts_are_written(
     alone = write(loaded, NoWorkers())
     with EdgePool([], hello, relays=FixedDirectory({"site": site.relay.url})) as pool:
         until(lambda: len(pool.live()) == 2)
-        leaving.process.send_signal(signal.SIGINT)
         reasons, n_before = Counter[str](), len(large.said("serving"))
+        leaving.process.send_signal(signal.SIGINT)
         end = time.monotonic() + PATIENCE_S
         while len(pool.live()) != 1 or not site.is_covered(large):
             run = write(loaded, pool)
             assert first_difference(run, alone) is None
             reasons += run.tally.fallback_by_reason
             assert time.monotonic() < end
-        # the frame that was already sent when the worker closed is the one thing that may fail besides
-        assert all(reason == "no replica" or reason.endswith("the worker got SIGINT") for reason in reasons), reasons
+        # what may fail besides: a frame that was already sent when an edge closed, and an answer read after that
+        assert all(reason in {NO_REPLICA, MOVED} or reason.endswith(GOODBYES) for reason in reasons), reasons
         run = write(loaded, pool)
         assert (first_difference(run, alone), run.tally.n_fallback) == (None, 0)
     large.wait_for("serving")
@@ -146,19 +148,24 @@ def test_a_worker_leaves_and_another_takes_over_while_texts_are_written(
 
 
 def test_a_worker_that_is_killed_is_replaced_within_two_leases(
-    site: Site, start: Callable[[str], AgentProcess]
+    site: Site, start: Callable[[str], AgentProcess], loaded: LoadedModel
 ) -> None:
-    agents = [start("one"), start("two")]
-    for agent in agents:
-        agent.wait_for("settled")
+    """By whoever asks first: the spare, or the one that is left, which is not full since the first took an odd one."""
+    agents = []
+    for name in ("one", "two"):
+        agents.append(start(name))
+        agents[-1].wait_for("settled")
     spare = start("spare")
     assert spare.wait_for("waiting")["reason"] == "expert coverage at target"
     agents[0].kill()
     killed = time.monotonic()
     until(lambda: not site.is_covered(agents[1]), 2 * LEASE_S)  # nobody has said that it is gone
     until(lambda: site.is_covered(agents[1]), killed + 2 * LEASE_S - time.monotonic())
-    spare.wait_for("settled")
-    assert held_by(spare) - held_by(agents[1])  # the market counts all again, and the spare serves
+    # each says what it serves before it states it to the market: what the market counts is served at this moment
+    assert len(held_by(spare) | held_by(agents[1])) == N_EXPERTS
+    hello = replace(loaded.hello(), token=site.relay.tokens[Role.BACKBONE])
+    with EdgePool([], hello, relays=FixedDirectory({"site": site.relay.url})) as pool:
+        until(lambda: write(loaded, pool).tally.n_fallback == 0)
 
 
 def test_a_worker_comes_back_as_it_was_and_downloads_nothing(site: Site, start: Callable[[str], AgentProcess]) -> None:
