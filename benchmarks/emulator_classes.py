@@ -36,13 +36,26 @@ class LinkClass:
     lost_for_s: float = 1.0
 
 
-# A phone of 2023 that computes in WebAssembly on its large cores, over Wi-Fi. A row-expert of 3072 x 1024 is 19 million
-# operations: these are 6 thousand million a second, a quarter of what one server core gives with AVX-512.
+# Times are for a row-expert of 3072 x 1024, which is 19 million operations on 5.3 MB of weights.
+# A phone, assumed: 6 thousand million operations a second in WebAssembly, a sixth of a laptop's core.
 PHONE = WorkerClass("phone", pair_s=3e-3, call_s=1e-3)
-WIFI_BYTES_S = 100e6 / 8
-# A desktop's GPU, on a wired line.
+# A tab on a laptop without a GPU, one thread. Measured: `bench_webgpu --only wasm` takes 0.3 ms of a server's core for
+# each of 64 rows of an expert, 0.4 of 8 and 0.5 to 0.6 for one. A frame's way through the tab's threads is assumed.
+BROWSER = WorkerClass("browser", pair_s=0.5e-3, call_s=2e-3)
+# A desktop whose GPU shares the machine's memory, assumed: 5.3 MB at 50 GB/s.
 DESKTOP = WorkerClass("desktop", pair_s=0.1e-3, call_s=1e-3)
+# A graphics card, assumed, as none was at hand to be measured: 5.3 MB at 260 GB/s, as if each row read its expert anew.
+# Upload, launch and reading back are in the time of a frame.
+GPU = WorkerClass("gpu", pair_s=0.02e-3, call_s=1e-3)
+WIFI_BYTES_S = 100e6 / 8
 CABLE_BYTES_S = 500e6 / 8
+# By the name of a class: itself, and the bytes a second of the line that it usually has.
+CLASSES = {
+    PHONE.name: (PHONE, WIFI_BYTES_S),
+    BROWSER.name: (BROWSER, WIFI_BYTES_S),
+    DESKTOP.name: (DESKTOP, CABLE_BYTES_S),
+    GPU.name: (GPU, CABLE_BYTES_S),
+}
 
 
 class Port:

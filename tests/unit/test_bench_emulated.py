@@ -7,7 +7,8 @@ from tests.unit.test_bench_keys import quick_run
 
 def test_bench_scale() -> None:
     figures = quick_run("bench_scale")
-    assert set(figures) == {"tok_s", "efficiency_8", "backbone_utilisation", "groups", "model", "commit"}
+    assert set(figures) == {"tok_s", "efficiency_8", "backbone_utilisation", "groups", "kind", "model", "commit"}
+    assert figures["kind"] == "phone"
     for key in ("tok_s", "backbone_utilisation", "groups"):
         assert list(figures[key]) == ["1", "2", "8"]
         assert all(value > 0 for value in figures[key].values())

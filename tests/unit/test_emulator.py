@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,9 +15,9 @@ from backbone.engine.loaded_model import LoadedModel
 from backbone.engine.sum_calibration import calibrate
 from backbone.engine.transport import NoWorkers, SumTransport
 from benchmarks.emulator import EmulatedSwarm
-from benchmarks.emulator_classes import Flight, LinkClass, Port, WorkerClass
+from benchmarks.emulator_classes import CLASSES, Flight, LinkClass, Port, WorkerClass
 from benchmarks.emulator_clock import CpuLoop
-from benchmarks.emulator_model import prompts
+from benchmarks.emulator_model import TINY, emulated_model, prompts
 from benchmarks.emulator_ranges import assign_ranges
 from benchmarks.emulator_run import Load, run_emulated
 from kvasir.errors import EdgeError, EdgeTimeout
@@ -151,6 +153,26 @@ def test_texts_are_those_without_workers_whatever_is_lost(loaded: LoadedModel, s
     assert run.token_ids == alone.token_ids
     assert swarms[0].n_losses > 0 and run.n_fallback < alone.n_fallback
     assert 0 < run.tok_s < alone.tok_s and 0 < run.utilisation < 1.1
+
+
+def test_64_workers_of_every_class_give_the_same_texts(tmp_path: Path) -> None:
+    load = Load(prompts(8), 2, 2)
+    with emulated_model(tmp_path, TINY, 8) as tiny:
+        alone = run_emulated(tiny, lambda _: NoWorkers(), load)
+        held = assign_ranges(alone.traffic, 64, fewest=2)
+        assert len(held) == 64 and all(held.values())
+        swarms = list[EmulatedSwarm]()
+
+        def swarm(kind: WorkerClass, bytes_s: float, loop: CpuLoop) -> EmulatedSwarm:
+            link = LinkClass(0.02, jitter_s=0.005, to_worker=bytes_s, to_backbone=bytes_s)
+            swarms.append(EmulatedSwarm(loop, tiny.store, held, kind, link))
+            return swarms[-1]
+
+        for kind, bytes_s in CLASSES.values():
+            run = run_emulated(tiny, partial(swarm, kind, bytes_s), load)
+            assert run.token_ids == alone.token_ids
+            assert run.n_fallback == 0  # so the workers computed every pair
+            assert sum(busy_s > 0 for busy_s in swarms[-1].workers_busy_s.values()) >= TINY.n_expert
 
 
 def test_ranges_follow_the_markets_rules() -> None:
