@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
+import torch
 from torch import Tensor
 
 from backbone.engine.kv_cache import Kept, SlotCache
@@ -83,14 +84,12 @@ class Attention:
         if form.key_norm is not None:
             heads = self.ops.rms_norm(key.view(len(x), -1, form.key_norm.numel()), form.key_norm, form.norm_eps)
             heads = heads.view(len(x), self.config.n_kv_head, self.config.d_head)
-        rope = step.ropes[self.config.rope]
-        values = value.view(len(x), self.config.n_kv_head, self.config.d_head_v)
-        for slot, first, n, position in step.segments:
-            rows, places = slice(first, first + n), slice(position, position + n)
-            cos, sin = rope.cos[places], rope.sin[places]
-            keys = turned(heads[rows], cos, sin, has_adjacent_pairs=form.has_adjacent_pairs)
-            cache.keys[slot, :, places] = keys.transpose(0, 1)
-            cache.values[slot, :, places] = values[rows].transpose(0, 1)
+        slots = torch.tensor([s.slot for s in step.segments for _ in range(s.n_rows)], device=x.device)
+        places = torch.tensor([p for s in step.segments for p in range(s.position, s.position + s.n_rows)])
+        places = places.to(x.device)
+        cos, sin = step.ropes[self.config.rope].at(places)
+        cache.keys[slots, :, places] = turned(heads, cos, sin, has_adjacent_pairs=form.has_adjacent_pairs)
+        cache.values[slots, :, places] = value.view(len(x), self.config.n_kv_head, self.config.d_head_v)
 
     def _cache(self, step: Step) -> KVLayer:
         cache = step.cache.state(self.layer)

@@ -13,7 +13,9 @@ _MATCHES = (4, 8)  # fewer than 4 tokens, fewer than 8, and more
 _PRIORS = (0.4, 0.6, 0.8)
 DEAREST_ROW = 0.9  # cost of a row above which nobody drafts: there is too little to gain
 _WEIGHT = 1 / 12  # of one token in a moving average
-_HEAD_PRIORS = (0.6, 0.5, 0.4)  # of the MTP head's first guess, its second and later ones: it was trained for the first
+_HEAD_PRIORS = (0.7, 0.6, 0.5)  # of the MTP head's first guess, its second and later ones: it was trained for the first
+_KNOWN_WEIGHT = 1 / 48  # of one token in what all sequences know together
+_DOUBT = 0.1  # of a token: costs of guesses are known less well than those of rows
 
 
 class AcceptedShare:
@@ -33,10 +35,14 @@ class AcceptedShare:
 
 
 class HeadShare:
-    """A sequence's moving averages of how often the MTP head was right, where its guesses before were."""
+    """Moving averages of how often the MTP head was right, where its guesses before were.
 
-    def __init__(self) -> None:
-        self._shares = list(_HEAD_PRIORS)
+    Those of a sequence begin with what is `known` from others, and add to it.
+    """
+
+    def __init__(self, known: HeadShare | None = None) -> None:
+        self._shares: list[float] = list(_HEAD_PRIORS if known is None else known._shares)
+        self._known = known
 
     def first(self, n: int) -> list[float]:
         """Of its first `n` guesses, each 0 to 1."""
@@ -45,8 +51,13 @@ class HeadShare:
 
     def see(self, number: int, *, is_right: bool) -> None:
         """The guess with this number, from 0, turned out right or wrong."""
+        self._learn(number, _WEIGHT, is_right=is_right)
+        if self._known is not None:
+            self._known._learn(number, _KNOWN_WEIGHT, is_right=is_right)
+
+    def _learn(self, number: int, weight: float, *, is_right: bool) -> None:
         kind = min(number, len(self._shares) - 1)
-        self._shares[kind] += _WEIGHT * (is_right - self._shares[kind])
+        self._shares[kind] += weight * (is_right - self._shares[kind])
 
 
 def worth_guessing(shares: Sequence[float], cost: float) -> int:
@@ -54,7 +65,7 @@ def worth_guessing(shares: Sequence[float], cost: float) -> int:
     n, chance = 0, 1.0
     for share in shares:
         chance *= share
-        if chance < cost:
+        if chance < cost + _DOUBT:
             break
         n += 1
     return n

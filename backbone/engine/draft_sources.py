@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
-from backbone.engine.draft_length import DEAREST_ROW
+from backbone.engine.draft_length import DEAREST_ROW, HeadShare
 from backbone.engine.head_cost import HeadCost
 from backbone.engine.mtp_head import MtpHead, SlotToken
 from backbone.engine.row_cost import RowCost
@@ -33,6 +33,7 @@ class DraftSources:
         self.row_cost = RowCost()
         self._head = head
         self._head_cost = HeadCost()
+        self._head_share = HeadShare()
         self._n_ctx = n_ctx
         self._clock = clock
         self._n_rules = 0
@@ -90,7 +91,7 @@ class DraftSources:
             return {}
         wanted, n_left = {}, room()
         for sequence in sequences:
-            n = sequence.head_drafts(row_cost, head_cost, n_left, self._n_ctx) if n_left > 0 else 0
+            n = sequence.head_drafts(row_cost, head_cost, n_left, self._n_ctx, self._head_share)
             if n:
                 wanted[sequence] = n
                 n_left -= n

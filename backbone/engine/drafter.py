@@ -23,7 +23,7 @@ class Drafter:
         self._n_read = 0  # tokens of the answer
         self._lookup = PromptLookup(prompt_ids)
         self._share = AcceptedShare()
-        self._head_share = HeadShare()
+        self._head_share: HeadShare | None = None  # until the head is asked for
         self._guessed: tuple[int, ...] = ()  # by the MTP head for the answer's next tokens
         self._n_right = 0  # tokens before them that it guessed at the same time
 
@@ -37,11 +37,13 @@ class Drafter:
         n, _ = self._worth_looking_up(row_cost, room)
         return self._lookup.guess(n) if n else ()
 
-    def head_drafts(self, answer: Sequence[int], row_cost: float, head_cost: float, room: int) -> int:
+    def head_drafts(self, answer: Sequence[int], row_cost: float, head_cost: float, room: int, known: HeadShare) -> int:
         """How many tokens the MTP head had better draft, up to `room`; 0 where the text's own guess or none is better.
 
-        `head_cost` is the cost of one guess of the head, as `row_cost`.
+        `head_cost` is the cost of one guess of the head, as `row_cost`; `known` is how often it was right elsewhere.
         """
+        if self._head_share is None:
+            self._head_share = HeadShare(known)
         if not self._read(answer):
             return 0
         cost, n_most = row_cost + head_cost, min(self._n_most, room)
@@ -72,7 +74,7 @@ class Drafter:
     def _see(self, token: int) -> None:
         """The answer's next token. It judges the guesses of it, whether they were drafted or not."""
         self._n_read += 1
-        if self._guessed:
+        if self._guessed and self._head_share is not None:
             is_right = self._guessed[0] == token
             self._head_share.see(self._n_right, is_right=is_right)
             self._guessed = self._guessed[1:] if is_right else ()

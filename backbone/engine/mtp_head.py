@@ -64,14 +64,18 @@ class MtpHead:
             self.forget(segment.slot for segment in batch.segments)
             return
         n_firm = len(batch.segments) - batch.n_tentative
+        slots, rows = [], []
         for number, (slot, first, n_rows, position) in enumerate(batch.segments):
-            if self._follows(slot, position) and number < n_firm:
-                self._n_seen[slot] = position + n_rows
-                self._hidden[slot] = hidden[first + n_rows - 1]
-            elif self._follows(slot, position):
-                self._tentative[slot] = hidden[first : first + n_rows].clone()
-            else:
+            if not self._follows(slot, position):
                 self._n_seen[slot] = _LOST
+            elif number < n_firm:
+                self._n_seen[slot] = position + n_rows
+                slots.append(slot)
+                rows.append(first + n_rows - 1)
+            else:
+                self._tentative[slot] = hidden[first : first + n_rows].clone()
+        if slots:
+            self._hidden[slots] = hidden[rows]
 
     def settle(self, kept: Iterable[Kept]) -> None:
         """Keep the first rows of tentative segments."""
@@ -108,24 +112,25 @@ class MtpHead:
         """Write the keys and values that the batch's tokens complete, each with the hidden state before it."""
         before = torch.roll(hidden, 1, 0)
         segments: list[Segment] = []
-        parts: list[Tensor] = []
-        n_rows = 0
+        rows: list[int] = []
+        known_slots, known_rows = [], []
         for slot, first, n, position in batch.segments:
             self._tentative.pop(slot, None)
             n_first = 0
             if position == 0:
                 self._n_seen[slot], n_first = 0, 1  # nothing is before the first token
             elif self._follows(slot, position):
-                before[first] = self._hidden[slot]
+                known_slots.append(slot)
+                known_rows.append(first)
             else:
                 continue
             if n > n_first:
-                segments.append(Segment(slot, n_rows, n - n_first, position + n_first - 1))
-                parts.append(torch.arange(first + n_first, first + n))
-                n_rows += n - n_first
+                segments.append(Segment(slot, len(rows), n - n_first, position + n_first - 1))
+                rows += range(first + n_first, first + n)
+        if known_slots:
+            before[known_rows] = self._hidden[known_slots]
         if segments:
-            rows = torch.cat(parts)
-            self._block.remember(batch.token_ids[rows], before[rows.to(before.device)], self._step(segments))
+            self._block.remember(batch.token_ids[rows], before[rows], self._step(segments))
 
     def _follows(self, slot: int, position: int) -> bool:
         """Whether a segment goes on where this slot's rows were last seen."""

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backbone.engine.detokenizer import IncrementalDetokenizer, StopMatcher
+from backbone.engine.draft_length import HeadShare
 from backbone.engine.drafter import Drafter
 from backbone.engine.sampling import RandomDraw, Sampled, TokenHistory, sample
 from backbone.engine.sampling_params import SamplingParams
@@ -107,12 +108,12 @@ class Sequence:
             return ()
         return self._drafter.draft(self.output_ids, row_cost, min(limit, self._n_most_drafts(n_ctx)))
 
-    def head_drafts(self, row_cost: float, head_cost: float, limit: int, n_ctx: int) -> int:
-        """How many tokens the MTP head had better draft in place of `draft`. See `Drafter` for the costs."""
+    def head_drafts(self, row_cost: float, head_cost: float, limit: int, n_ctx: int, known: HeadShare) -> int:
+        """How many tokens the MTP head had better draft in place of `draft`. See `Drafter` for costs and shares."""
         if self._drafter is None:
             return 0
         room = min(limit, self._n_most_drafts(n_ctx))
-        return self._drafter.head_drafts(self.output_ids, row_cost, head_cost, room)
+        return self._drafter.head_drafts(self.output_ids, row_cost, head_cost, room, known)
 
     def note_head(self, guessed: Tokens[int]) -> None:
         """The MTP head's guesses of the next tokens, so that its share of right ones is known."""

@@ -46,9 +46,9 @@ def test_shares_of_the_head_are_apart_by_guess() -> None:
 
 @pytest.mark.parametrize(
     ("shares", "cost", "n"),
-    [([0.6, 0.5], 0.6, 1), ([0.6, 0.5], 0.61, 0), ([0.6, 0.5], 0.3, 2), ([1.0] * 8, 0.99, 8), ([], 0.1, 0)],
+    [([0.6, 0.5], 0.49, 1), ([0.6, 0.5], 0.51, 0), ([0.6, 0.5], 0.19, 2), ([1.0] * 8, 0.89, 8), ([], 0.1, 0)],
 )
-def test_guesses_go_on_as_long_as_the_last_pays(shares: list[float], cost: float, n: int) -> None:
+def test_guesses_go_on_as_long_as_the_last_pays_clearly(shares: list[float], cost: float, n: int) -> None:
     assert worth_guessing(shares, cost) == n
 
 
@@ -59,26 +59,38 @@ def test_a_gain_is_what_is_right_beyond_the_costs() -> None:
 
 def test_a_long_match_comes_before_the_head_and_a_short_one_after_it() -> None:
     long, short = Drafter([*range(12), 99, *range(12)], 4), Drafter([1, 2, 50, 60, 1, 2], 4)
-    assert long.head_drafts([], 0.3, 0.1, 4) == 0
+    known = HeadShare()
+    assert long.head_drafts([], 0.3, 0.1, 4, known) == 0
     assert long.draft([], 0.3, 4) == (99, 0, 1, 2)
-    assert short.head_drafts([], 0.3, 0.1, 4) == 1
-    assert short.head_drafts([], 0.3, 0.1, 0) == short.head_drafts([], 0.3, 0.4, 4) == 0
-    assert Drafter([1, 2, 3], 4).head_drafts([], 0.05, 0.05, 4) == 3
+    assert short.head_drafts([], 0.3, 0.1, 4, known) == 1
+    assert short.head_drafts([], 0.3, 0.1, 0, known) == short.head_drafts([], 0.3, 0.4, 4, known) == 0
+    assert Drafter([1, 2, 3], 4).head_drafts([], 0.05, 0.05, 4, known) == 3
+
+
+def test_a_sequence_begins_with_what_others_have_learned() -> None:
+    known = HeadShare()
+    for token in range(300):
+        one = Drafter([1], 4)
+        one.head_drafts([], 0.3, 0.1, 4, known)
+        one.note_head((5,))
+        one.head_drafts([token], 0.3, 0.1, 4, known)
+    assert known.first(1)[0] < 0.1 and known.first(2)[1] == HeadShare().first(2)[1]
+    assert Drafter([1], 4).head_drafts([], 0.3, 0.1, 4, known) == 0
 
 
 def test_a_head_that_is_wrong_is_left_and_comes_back_when_it_is_right() -> None:
     """Its guesses are judged in order, and those after a wrong one not at all."""
-    drafter, answer = Drafter([1], 4), list[int]()
+    drafter, answer, known = Drafter([1], 4), list[int](), HeadShare()
     for token in range(100, 140):
-        assert drafter.head_drafts(answer, 0.1, 0.1, 4) < 3
+        assert drafter.head_drafts(answer, 0.1, 0.1, 4, known) < 3
         drafter.note_head((5, token + 1, 7))
         answer.append(token)
-    assert drafter.head_drafts(answer, 0.1, 0.1, 4) == 0
+    assert drafter.head_drafts(answer, 0.1, 0.1, 4, known) == 0
     for token in range(200, 320, 3):
-        drafter.head_drafts(answer, 0.1, 0.1, 4)
+        drafter.head_drafts(answer, 0.1, 0.1, 4, known)
         drafter.note_head((token, token + 1, 7))
         answer += [token, token + 1, token + 2]
-    assert drafter.head_drafts(answer, 0.1, 0.1, 4) == 2
+    assert drafter.head_drafts(answer, 0.1, 0.1, 4, known) == 2
 
 
 def test_the_cost_of_a_guess_is_shared_by_those_who_guess() -> None:
