@@ -2,7 +2,8 @@
 
 `python -m benchmarks.bench_speculate [--json] [--quick]`. The demo model at batch 1, 8 and 64, with free text and with
 text that repeats its prompt; answers of experts come at once, or a round trip of 20 ms later. The clock is this
-thread's CPU time plus the waiting, which is skipped (`emulator_clock`). All tokens of both runs are compared.
+thread's CPU time plus the waiting, which is skipped (`emulator_clock`). All tokens of both runs are compared. Then the
+same with a made model whose MTP head is right as often as we choose, and what such a head costs at the 122B's shape.
 """
 
 from __future__ import annotations
@@ -17,6 +18,10 @@ from typing import Any
 from backbone.engine.loaded_model import LoadedModel
 from benchmarks.bench_exact import ROOT
 from benchmarks.machine import describe_commit, describe_machine
+from benchmarks.speculate_head import head_ms
+from benchmarks.speculate_mtp import FULL as FULL_MTP
+from benchmarks.speculate_mtp import QUICK as QUICK_MTP
+from benchmarks.speculate_mtp import mtp_figures
 from benchmarks.speculate_run import Run, decode
 from benchmarks.speculate_texts import free_requests, repeating_requests
 from benchmarks.speculate_undo import undo_ms
@@ -61,7 +66,9 @@ def main() -> None:
     plan = QUICK if options.quick else FULL
     with LoadedModel.open(MODEL, n_slot=max(plan.n_tokens), n_ctx=512, n_threads=1) as loaded:
         rounds = measure(loaded, plan)
-    print(json.dumps(as_keys(rounds)) if options.json else as_table(rounds))
+    figures = as_keys(rounds) | mtp_figures(QUICK_MTP if options.quick else FULL_MTP, ROUND_TRIPS_MS)
+    figures |= {"head_ms_122b": head_ms(is_quick=options.quick)} | describe()
+    print(json.dumps(figures) if options.json else as_table(rounds, figures))
 
 
 def measure(loaded: LoadedModel, plan: Plan) -> Rounds:
@@ -114,19 +121,22 @@ def as_keys(rounds: Rounds) -> dict[str, Any]:
         **figures,
         "identical": True,  # else `measure` has raised
         "undo_ms_122b": undo_ms(N_KEPT),
-        "machine": describe_machine(),
-        "commit": describe_commit(),
     }
 
 
-def as_table(rounds: Rounds) -> str:
+def describe() -> dict[str, str]:
+    """Where and of what this is."""
+    return {"machine": describe_machine(), "commit": describe_commit()}
+
+
+def as_table(rounds: Rounds, figures: dict[str, Any]) -> str:
     """The figures for people."""
     lines = [f"{'text':<12}{'ms':>4}{'batch':>7}" + "".join(f"{name:>17}" for name in FIGURES)]
     for case, pairs in rounds.items():
         values = "".join(f"{median(pairs, figure):>17.3f}" for figure in FIGURES.values())
         lines.append(f"{case.text:<12}{case.round_trip_ms:>4}{case.batch:>7}{values}")
-    lines.append(f"undoing at the 122B's shape, CPU ms: {undo_ms(N_KEPT)}")
-    return "\n".join([*lines, f"{describe_machine()}, commit {describe_commit()}"])
+    others = (name for name in figures if name not in (*FIGURES, "identical"))
+    return "\n".join([*lines, *(f"{name}: {figures[name]}" for name in others)])
 
 
 if __name__ == "__main__":

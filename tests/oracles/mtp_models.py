@@ -17,7 +17,7 @@ from kvasir.gguf_index import GGUFIndex
 from tests.oracles.tiny_gguf import TinyModel, write_tiny
 from tests.oracles.tiny_layout import Role, TinyShape, TinyTensor
 
-N_TEXT = 250
+_NOT_TEXT = slice(250, 288)  # tokens that end a text, and their neighbours
 _ADDED = ("attn_output.weight", "ssm_out.weight", "ffn_down_exps.weight", "ffn_down_shexp.weight")
 Change = Callable[[list[TinyTensor]], list[TinyTensor]]
 
@@ -28,8 +28,8 @@ def write_right_head(
     """Write the model; `shape` has one MTP layer.
 
     The head takes `wrong_share` of all tokens, drawn at random, for other tokens. With a `disturbance` the decoding
-    layers add so much of what random ones would, so that the head is right now and then. Greedily only tokens below
-    N_TEXT come next: none that ends a text, and none that a test may want to forbid.
+    layers add so much of what random ones would, so that the head is right now and then. Greedily no token comes next
+    that ends a text, nor its neighbours, which a test may want to forbid.
     """
     model = TinyModel("qwen35moe", quantisation, shape=shape, change_tensors=_changed(shape, disturbance))
     write_tiny(path, model)
@@ -39,7 +39,7 @@ def write_right_head(
         rows, outputs = (
             index.bytes_of(f"{name}.weight").reshape(n_vocab, -1).copy() for name in ("token_embd", "output")
         )
-    outputs[N_TEXT:] = 0
+    outputs[_NOT_TEXT] = 0
     _overwrite(path, "output.weight", outputs)
     generator = np.random.default_rng(1)
     wrong = generator.permutation(n_vocab)[: round(wrong_share * n_vocab)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.bench_speculate import FIGURES, ROUND_TRIPS_MS, TEXTS
+from benchmarks.speculate_mtp import MTP_FIGURES, RIGHT_SHARES
 from tests.unit.test_bench_keys import quick_run
 
 
@@ -11,6 +12,16 @@ def test_bench_speculate() -> None:
     assert figures.pop("commit")
     assert figures.pop("identical") is True
     assert all(value > 0 for value in figures.pop("undo_ms_122b").values())
+    head_ms = figures.pop("head_ms_122b")
+    assert list(head_ms) == ["guess", "follow", "step", "share"]
+    assert all(list(by_rows) == ["1", "8"] and min(by_rows.values()) > 0 for by_rows in head_ms.values())
+    for name in MTP_FIGURES:
+        by_share = figures.pop(name)
+        assert list(by_share) == [str(share) for share in RIGHT_SHARES]
+        for by_round_trip in by_share.values():
+            assert list(by_round_trip) == [str(ms) for ms in ROUND_TRIPS_MS]
+            assert all(list(by_batch) == ["1", "2"] for by_batch in by_round_trip.values())
+            assert all(value > 0 for by_batch in by_round_trip.values() for value in by_batch.values())
     assert figures.keys() == FIGURES.keys()
     for name, by_text in figures.items():
         assert set(by_text) == set(TEXTS)
