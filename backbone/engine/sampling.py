@@ -9,7 +9,7 @@ and min-p, each on the distribution that the former left. Log-probabilities are 
 
 from __future__ import annotations
 
-from collections import Counter
+from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -18,11 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backbone.engine.sampling_params import SamplingParams
+from backbone.engine.sampling_ranks import Positions, Values, at_least, descending, largest, lower_bound
+from backbone.engine.sampling_weights import Weights, n_in_share, nucleus, pick, row_weights, scaled, weights_of
 from kvasir.errors import RequestError
-
-_DEPTHS = (12.0, 24.0, 48.0)  # how far below the best logit top-p looks before it looks at the whole vocabulary
-_SUM_SLACK = 1e-12  # more than a sum of any vocabulary's weights may be off by its rounding
-_BLOCK = 64  # neighbours of which top-k first compares only the best
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,22 +42,29 @@ class TokenHistory:
     """What a sequence has said, for the penalties: the prompt's tokens, and how often each was generated."""
 
     def __init__(self, prompt_ids: Iterable[int] = ()) -> None:
-        self._prompt_ids = frozenset(prompt_ids)
-        self._generated: Counter[int] = Counter()
+        self._seen = array("q", dict.fromkeys(prompt_ids))
+        self._prompt_ids = frozenset(self._seen)
+        self._generated, self._counts = array("q"), array("d")
+        self._where: dict[int, int] = {}  # of each in `_generated`
 
     def add(self, token: int) -> None:
         """Count a generated token."""
-        self._generated[token] += 1
+        where = self._where.setdefault(token, len(self._generated))
+        if where < len(self._generated):
+            self._counts[where] += 1
+            return
+        self._generated.append(token)
+        self._counts.append(1)
+        if token not in self._prompt_ids:
+            self._seen.append(token)
 
     def generated(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Ids of the generated tokens, and their counts."""
-        ids = np.fromiter(self._generated.keys(), np.int64, len(self._generated))
-        return ids, np.fromiter(self._generated.values(), np.float64, len(self._generated))
+        return np.array(self._generated, np.int64), np.array(self._counts, np.float64)
 
     def seen(self) -> NDArray[np.int64]:
         """Ids of all tokens of prompt and answer, each once."""
-        seen = self._prompt_ids | self._generated.keys()
-        return np.fromiter(seen, np.int64, len(seen))
+        return np.array(self._seen, np.int64)
 
 
 class TokenLogprob(NamedTuple):
@@ -93,42 +98,53 @@ def sample(
     elif draw is None:
         raise RequestError(f"temperature {params.temperature:g} needs a random draw; only temperature 0 does without")
     else:
-        token = _choose(*candidates(adjusted, params), draw.uniform())
+        token = _draw(adjusted, params, draw.uniform())
     if params.logprobs is None:
         return Sampled(token)
-    own = log_softmax(logits)
-    best = _best(own, params.logprobs)
-    return Sampled(token, float(own[token]), tuple(TokenLogprob(int(other), float(own[other])) for other in best))
+    return _with_logprobs(token, logits, params.logprobs)
 
 
-def candidates(logits: NDArray[np.float64], params: SamplingParams) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+def candidates(logits: Values, params: SamplingParams) -> tuple[Positions, Weights]:
     """The tokens that temperature, top-k, top-p and min-p leave of `logits` [n_vocab], and their weights.
 
     At least one token; the weights are not normalised, the likeliest has 1. The temperature must be above 0.
     """
-    with np.errstate(over="ignore"):  # a tiny temperature makes -inf of all but the likeliest, which is what it means
-        scaled = (logits - logits.max()) / params.temperature
+    best, temperature = float(logits.max()), params.temperature
     if params.top_k:
-        ids = _best(logits, params.top_k)
+        ids = largest(logits, params.top_k)
+        weights = weights_of(logits[ids], best, temperature)
         if params.top_p < 1:
-            ids = ids[_nucleus(logits[ids], scaled[ids], params.top_p)]
+            n_kept = n_in_share(weights, params.top_p * weights.sum())
+            ids, weights = ids[:n_kept], weights[:n_kept]
+    elif params.top_p < 1:
+        ids, weights = nucleus(logits, best, temperature, params.top_p)
+    elif params.min_p > 0:
+        ids = _near(logits, best, temperature, float(np.log(params.min_p)))
+        weights = weights_of(logits[ids], best, temperature)
     else:
-        ids = _nucleus(logits, scaled, params.top_p) if params.top_p < 1 else np.arange(scaled.size)
+        ids, weights = np.arange(logits.size), weights_of(logits, best, temperature)
     if params.min_p > 0:
-        ids = ids[scaled[ids] >= np.log(params.min_p)]
-    return ids, np.exp(scaled[ids])
+        is_kept = scaled(logits[ids], best, temperature) >= np.log(params.min_p)
+        ids, weights = ids[is_kept], weights[is_kept]
+    return ids, weights
 
 
 def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
     """Log-probabilities, float64 [n_vocab]."""
-    shifted = logits.astype(np.float64)
-    shifted -= shifted.max()
-    shifted -= np.log(np.exp(shifted).sum())
-    return shifted
+    best, log_sum = _normalisation(logits)
+    return scaled(logits, best, 1) - log_sum
 
 
-def _adjust(logits: NDArray[np.float32], history: TokenHistory, params: SamplingParams) -> NDArray[np.float64]:
-    """Logit bias and penalties, in float64."""
+def _normalisation(logits: NDArray[np.float32]) -> tuple[float, float]:
+    """The largest logit, and the logarithm of the sum of weights relative to it."""
+    best = float(logits.max())
+    return best, float(np.log(row_weights(logits, best, 1).sum()))
+
+
+def _adjust(logits: NDArray[np.float32], history: TokenHistory, params: SamplingParams) -> Values:
+    """Logit bias and penalties, in float64; the logits themselves where there are none."""
+    if not params.logit_bias and not params.has_penalties:
+        return logits
     adjusted = logits.astype(np.float64)
     if params.logit_bias:
         params.check_vocabulary(adjusted.size)
@@ -144,54 +160,40 @@ def _adjust(logits: NDArray[np.float32], history: TokenHistory, params: Sampling
     return adjusted
 
 
-def _best(values: NDArray[np.float64], n_best: int) -> NDArray[np.int64]:
-    """Where the n largest values are, largest first, equals by position."""
-    if n_best >= values.size:
-        return np.argsort(-values, kind="stable")
+def _draw(logits: Values, params: SamplingParams, uniform: float) -> int:
+    """The token among the candidates that `uniform` points at."""
+    if params.top_k or params.top_p < 1 or params.min_p > 0:
+        ids, weights = candidates(logits, params)
+        return int(ids[pick(weights, uniform)])
+    return pick(row_weights(logits, float(logits.max()), params.temperature), uniform)
+
+
+def _near(logits: Values, best: float, temperature: float, floor: float) -> Positions:
+    """Ascending ids of all tokens whose scaled logit reaches `floor`, and of few others."""
+    bound = best + floor * temperature - 1e-12 * (abs(best) - floor * temperature)
+    is_below = scaled(np.array([bound]), best, temperature)[0] < floor  # then so is whatever is less: all is monotone
+    return at_least(logits, bound if is_below else -np.inf)
+
+
+def _with_logprobs(token: int, logits: NDArray[np.float32], n_best: int) -> Sampled:
+    """The chosen token with its log-probability and the `n_best` likeliest."""
+    best, log_sum = _normalisation(logits)
+    ids = _near_best(logits, n_best, best, log_sum)
+    own = scaled(logits[ids], best, 1) - log_sum
+    order = descending(own)[:n_best]
+    chosen = float(scaled(logits[[token]], best, 1)[0] - log_sum)
+    return Sampled(token, chosen, tuple(TokenLogprob(int(ids[at]), float(own[at])) for at in order))
+
+
+def _near_best(logits: NDArray[np.float32], n_best: int, best: float, log_sum: float) -> Positions:
+    """Ascending ids of all tokens that may be among the likeliest, equal ones going by id.
+
+    Rounding makes equals of log-probabilities whose logits differ by less than the slack here.
+    """
     if n_best == 0:
         return np.empty(0, np.int64)
-    found = _contenders(values, n_best)
-    return found[np.argsort(-values[found], kind="stable")][:n_best]
-
-
-def _contenders(values: NDArray[np.float64], n_best: int) -> NDArray[np.int64]:
-    """Ascending positions of the n largest values and of few others: of all that are no less than some n of them."""
-    some, n_block = values, values.size // _BLOCK
-    if n_block >= 2 * n_best:
-        some = values[: n_block * _BLOCK].reshape(n_block, _BLOCK).max(axis=1)
-    return np.flatnonzero(values >= np.partition(some, some.size - n_best)[some.size - n_best])
-
-
-def _nucleus(logits: NDArray[np.float64], scaled: NDArray[np.float64], top_p: float) -> NDArray[np.int64]:
-    """Positions of the fewest largest logits whose weights make up the share `top_p` of all.
-
-    Scaling rounds close values together, so the order is the logits' own. The largest logits decide alone where the
-    others together, at most, would not change the number.
-    """
-    for depth in _DEPTHS:
-        near = np.flatnonzero(scaled >= -depth)
-        order = near[np.argsort(-logits[near], kind="stable")]
-        sums = np.cumsum(np.exp(scaled[order]))
-        rest = (scaled.size - near.size) * np.exp(-depth)  # at most
-        least, most = top_p * sums[-1] * (1 - _SUM_SLACK), top_p * (sums[-1] + rest) * (1 + _SUM_SLACK)
-        n_below = np.searchsorted(sums, (least, most))
-        if n_below[0] == n_below[1] < order.size:
-            return order[: n_below[0] + 1]
-    return _plain_nucleus(logits, scaled, top_p)
-
-
-def _plain_nucleus(logits: NDArray[np.float64], scaled: NDArray[np.float64], top_p: float) -> NDArray[np.int64]:
-    """What `_nucleus` finds, from all weights."""
-    order = np.argsort(-logits, kind="stable")
-    wanted = top_p * np.exp(scaled).sum()
-    return order[: int(np.searchsorted(np.cumsum(np.exp(scaled[order])), wanted)) + 1]
-
-
-def _choose(ids: NDArray[np.int64], weights: NDArray[np.float64], uniform: float) -> int:
-    cumulative = np.cumsum(weights)
-    index = np.searchsorted(cumulative, uniform * cumulative[-1], side="right")
-    last = np.searchsorted(cumulative, cumulative[-1])  # rounding may reach the total itself
-    return int(ids[min(index, last)])
+    bound = lower_bound(logits, min(n_best, logits.size))
+    return at_least(logits, bound - 1e-12 * (abs(bound) + abs(best) + log_sum))
 
 
 def _describe_bad_logits(logits: NDArray[np.float32]) -> str:
