@@ -25,8 +25,8 @@ from backbone.engine.kv_cache import SlotCache
 from backbone.engine.layer import Layer
 from backbone.engine.loader import DenseTensors
 from backbone.engine.model_config import ModelConfig, RopeConfig
-from backbone.engine.mtp_block import ModelEnds, MtpBlock
 from backbone.engine.mtp_experts import MtpExperts
+from backbone.engine.mtp_layer import ModelEnds, MtpLayer
 from backbone.engine.ops import KVLayer, Segment
 from backbone.engine.rope import RopeTable
 from backbone.engine.stable_ops import StableOps
@@ -56,7 +56,7 @@ class _Elsewhere:
 class _World:
     """A head, its experts, and a cache with room for it."""
 
-    block: MtpBlock
+    head: MtpLayer
     cache: SlotCache
     ropes: Mapping[RopeConfig, RopeTable]
     experts: ExpertCaller
@@ -88,17 +88,17 @@ def _measure(world: _World) -> dict[str, dict[str, float]]:
 
 
 def _measure_rows(world: _World, n_rows: int) -> dict[str, float]:
-    block, generator = world.block, torch.Generator().manual_seed(n_rows)
+    head, generator = world.head, torch.Generator().manual_seed(n_rows)
     segments = tuple(Segment(row, row, 1, POSITION) for row in range(n_rows))
     own = Step(segments, world.cache, world.ropes, world.experts)
     away = replace(own, experts=_Elsewhere())
-    hidden = [torch.randn(n_rows, block.joint.n_out, generator=generator) for _ in range(_N_ROUNDS)]
-    ids = [torch.randint(0, block.ends.embedding.n_out, (n_rows,), generator=generator) for _ in hidden]
-    layer = _median_ms(lambda n: asyncio.run(block.layer.forward(hidden[n], away)))
-    output = _median_ms(lambda n: block.ops.linear(hidden[n], block.ends.output))
+    hidden = [torch.randn(n_rows, head.joint.n_out, generator=generator) for _ in range(_N_ROUNDS)]
+    ids = [torch.randint(0, head.ends.embedding.n_out, (n_rows,), generator=generator) for _ in hidden]
+    layer = _median_ms(lambda n: asyncio.run(head.layer.forward(hidden[n], away)))
+    output = _median_ms(lambda n: head.ops.linear(hidden[n], head.ends.output))
     return {
-        "guess": _median_ms(lambda n: asyncio.run(block.guess(ids[n], hidden[n], own))),
-        "follow": _median_ms(lambda n: block.remember(ids[n], hidden[n], own)),
+        "guess": _median_ms(lambda n: asyncio.run(head.guess(ids[n], hidden[n], own))),
+        "follow": _median_ms(lambda n: head.remember(ids[n], hidden[n], own)),
         "step": N_LAYERS * layer + output,
     }
 
@@ -125,7 +125,7 @@ def _load(index: GGUFIndex, config: ModelConfig) -> _World:
     joint = WeightMatrix(query.quant_type, d_model, 2 * d_model, np.resize(query.data, 2 * d_model * row_bytes))
     output = ops.make_linear(index.matrix("output.weight"))
     norm = torch.ones(d_model)
-    block = MtpBlock(
+    head = MtpLayer(
         ops=ops,
         norm_eps=config.norm_eps,
         ends=ModelEnds(index.matrix("token_embd.weight"), norm, output),
@@ -144,4 +144,4 @@ def _load(index: GGUFIndex, config: ModelConfig) -> _World:
         state.keys.normal_(0, 0.5)
         state.values.normal_(0, 0.5)
     ropes = {rope: RopeTable(rope, n_ctx, ops.dtype) for rope in config.ropes}
-    return _World(block, cache, ropes, MtpExperts(kernel, kernel.load(experts)))
+    return _World(head, cache, ropes, MtpExperts(kernel, kernel.load(experts)))

@@ -1,6 +1,6 @@
 """One layer of a model: norms, a mixer and an FFN around the residual stream.
 
-`model` runs its decoding layers through it, and `mtp_block` the one of the MTP head.
+`model` runs its decoding layers through it, and `mtp_layer` the one of the MTP head.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ from backbone.engine.kv_cache import Kept, SlotCache
 from backbone.engine.layer import Layer
 from backbone.engine.loader import DenseTensors, leave_experts
 from backbone.engine.model_config import ModelConfig, Presence
-from backbone.engine.mtp_block import ModelEnds, MtpBlock
 from backbone.engine.mtp_head import MtpHead
+from backbone.engine.mtp_layer import ModelEnds, MtpLayer
 from backbone.engine.ops import Ops
 from backbone.engine.rope import RopeTable
 from backbone.engine.step import Step
@@ -33,8 +33,8 @@ __all__ = ["Batch", "Layer", "Model"]
 class MtpParts(NamedTuple):
     """What a model needs to have its MTP head draft."""
 
-    block: MtpBlock
-    experts: ExpertCaller  # of the block's own layer; it must not wait
+    layer: MtpLayer
+    experts: ExpertCaller  # of that layer; it must not wait
 
 
 class Model:
@@ -57,7 +57,7 @@ class Model:
         self._layers = tuple(layers)
         ropes = config.ropes if mtp is None else config.with_mtp_layer().ropes
         self._ropes = {rope: RopeTable(rope, cache.n_ctx, ops.dtype, ops.device) for rope in ropes}
-        self.mtp_head = None if mtp is None else MtpHead(mtp.block, cache, self._ropes, mtp.experts)
+        self.mtp_head = None if mtp is None else MtpHead(mtp.layer, cache, self._ropes, mtp.experts)
 
     @classmethod
     def load(
@@ -80,7 +80,7 @@ class Model:
         is_tied = not tensors.has("output.weight", Presence.OPTIONAL)
         head = embedding if is_tied else tensors.matrix("output.weight", embedding.n_out, config.d_model)
         ends = ModelEnds(embedding, output_norm, ops.make_linear(head))
-        mtp = None if mtp_experts is None else MtpParts(MtpBlock.load(tensors, config, ops, ends), mtp_experts)
+        mtp = None if mtp_experts is None else MtpParts(MtpLayer.load(tensors, config, ops, ends), mtp_experts)
         leave_experts(index, used, tensors)
         tensors.check_all_taken(used)
         cache = SlotCache(used, n_slot=n_slot, n_ctx=n_ctx, dtype=ops.dtype, device=ops.device)

@@ -20,7 +20,7 @@ from backbone.engine.batch import Batch
 from backbone.engine.expert_caller import ExpertCaller
 from backbone.engine.kv_cache import Kept, SlotCache
 from backbone.engine.model_config import RopeConfig
-from backbone.engine.mtp_block import Guessed, MtpBlock
+from backbone.engine.mtp_layer import Guessed, MtpLayer
 from backbone.engine.ops import Segment
 from backbone.engine.rope import RopeTable
 from backbone.engine.step import Step
@@ -43,14 +43,14 @@ class MtpHead:
     """Follows the slots of one model. Not thread-safe: one event loop owns it, as the cache."""
 
     def __init__(
-        self, block: MtpBlock, cache: SlotCache, ropes: Mapping[RopeConfig, RopeTable], experts: ExpertCaller
+        self, layer: MtpLayer, cache: SlotCache, ropes: Mapping[RopeConfig, RopeTable], experts: ExpertCaller
     ) -> None:
-        """`experts` computes those of the block's layer."""
-        self._block = block
+        """`experts` computes those of the layer."""
+        self._layer = layer
         self._cache = cache
         self._ropes = ropes
         self._experts = experts
-        ops, d_model = block.ops, block.joint.n_out
+        ops, d_model = layer.ops, layer.joint.n_out
         self._n_seen = [_LOST] * cache.n_slot  # tokens whose hidden states were seen, the last of these kept:
         self._hidden = torch.zeros(cache.n_slot, d_model, dtype=ops.dtype, device=ops.device)
         self._tentative: dict[int, Tensor] = {}  # hidden states [n, d_model] of rows that may not be kept
@@ -106,7 +106,7 @@ class MtpHead:
         """
         segments = [Segment(token.slot, row, 1, token.position - 1) for row, token in enumerate(tokens)]
         token_ids = torch.tensor([token.token_id for token in tokens], dtype=torch.int64)
-        return await self._block.guess(token_ids, hidden, self._step(segments))
+        return await self._layer.guess(token_ids, hidden, self._step(segments))
 
     def _remember(self, batch: Batch, hidden: Tensor) -> None:
         """Write the keys and values that the batch's tokens complete, each with the hidden state before it."""
@@ -130,7 +130,7 @@ class MtpHead:
         if known_slots:
             before[known_rows] = self._hidden[known_slots]
         if segments:
-            self._block.remember(batch.token_ids[rows], before[rows], self._step(segments))
+            self._layer.remember(batch.token_ids[rows], before[rows], self._step(segments))
 
     def _follows(self, slot: int, position: int) -> bool:
         """Whether a segment goes on where this slot's rows were last seen."""

@@ -16,7 +16,7 @@ from backbone.engine.draft_length import DEAREST_ROW, HeadShare, gain, worth_gue
 from backbone.engine.draft_sources import TRY_EVERY, DraftSources
 from backbone.engine.drafter import Drafter
 from backbone.engine.head_cost import HeadCost
-from backbone.engine.mtp_block import Guessed
+from backbone.engine.mtp_layer import Guessed
 from backbone.engine.mtp_head import MtpHead, SlotToken
 from backbone.engine.row_cost import RowCost
 from backbone.engine.sampling_params import SamplingParams

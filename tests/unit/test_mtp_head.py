@@ -175,7 +175,7 @@ def test_a_sequence_that_was_not_seen_from_its_beginning_is_not_guessed_for(
         run(model, experts, slot, TOKENS[:4])
         assert head.is_ready(slot, 4) and not head.is_ready(slot, 3)
         with monkeypatch.context() as patched:
-            patched.setattr(type(head._block), "remember", fail)
+            patched.setattr(type(head._layer), "remember", fail)
             run(model, experts, slot, TOKENS[4:6])
         assert "a value is not finite" in caplog.text
         run(model, experts, slot, TOKENS[6:8])

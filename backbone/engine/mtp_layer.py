@@ -31,14 +31,14 @@ class ModelEnds(NamedTuple):
 
 
 class Guessed(NamedTuple):
-    """What the block makes of some rows."""
+    """What the layer makes of some rows."""
 
     hidden: Tensor  # [T, d_model], for the next token's row
     logits: Tensor  # [T, n_vocab], of the token after the one that was given
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class MtpBlock:
+class MtpLayer:
     """A full-attention layer behind a joint projection of a token's embedding and a hidden state."""
 
     ops: Ops
@@ -83,7 +83,7 @@ class MtpBlock:
         self.attention.remember(self.ops.rms_norm(x, self.layer.mixer_norm, self.norm_eps), step)
 
     async def guess(self, token_ids: Tensor, hidden: Tensor, step: Step) -> Guessed:
-        """The whole block, for rows as `remember` takes them; it remembers them too."""
+        """The whole layer and the output, for rows as `remember` takes them; it remembers them too."""
         x = await self.layer.forward(self._joined(token_ids, hidden), step)
         hidden = self.ops.rms_norm(x, self.ends.output_norm, self.norm_eps)
         return Guessed(hidden, self.ops.linear(hidden, self.ends.output)[0])
