@@ -40,7 +40,7 @@ class ServiceSettings:
     strict: bool = False  # every worker's answer is confirmed before it is used
     receipts_dir: Path = Path("run/receipts")  # where receipts wait for SQL
     sums_dir: Path = Path("run/sums")  # scales of models that are answered in sums
-    speculate: str = "off"  # or auto: tokens that the text itself suggests are computed ahead where it pays
+    speculate: str = "off"  # or auto: tokens that text or model suggest are computed ahead where it pays
     draft_tokens: int = 8  # at most so many at once
     n_traced_tokens: int = 64  # of so many of an answer's last tokens it is kept where they were computed
     hot_bytes: int = 0  # of busy experts that the backbone computes itself while the others' rows travel

@@ -100,7 +100,7 @@ def _summary(card: ModelCard, n_parts: int) -> str:
     total = max(1, card.n_bytes)
     layers = f"{card.n_layer}, {len(card.layers)} of them with experts"
     if card.n_mtp_layer:
-        layers += f"; {card.n_mtp_layer} more for multi-token prediction, left out here"
+        layers += f"; {card.n_mtp_layer} more for multi-token prediction, which stays on the backbone"
     sizes = f"dense {format_size(card.dense_bytes)} ({card.dense_bytes / total:.0%}), "
     sizes += f"routed experts {format_size(card.routed_bytes)} ({card.routed_bytes / total:.0%})"
     if card.mtp_bytes:

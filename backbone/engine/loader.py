@@ -1,7 +1,8 @@
 """The dense tensors of a GGUF file, taken one by one by the layers that need them, strictly.
 
 A tensor that is missing, has another shape, or is left over at the end is an error that names it. Quantised matrices
-stay mapped in place (`Ops.make_linear` gets a view); routed experts and MTP layers are known and not touched.
+stay mapped in place (`Ops.make_linear` gets a view); routed experts are known and not touched, and so are MTP layers
+that are not in use.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def test_inspect_shows_the_model(tmp_path: Path, capsys: pytest.CaptureFixture[s
     text = capsys.readouterr().out
     for line in (
         "model         tiny",
-        "layers        4, 3 of them with experts; 1 more for multi-token prediction, left out here",
+        "layers        4, 3 of them with experts; 1 more for multi-token prediction, which stays on the backbone",
         "experts       6 a layer, 2 used per row, 18 in all",
         "widths        d_model 64, d_ff 32, vocabulary 40, context 512",
         "1, 3    Q8_0  Q8_0  F16   8.25 KiB   49.5 KiB",
