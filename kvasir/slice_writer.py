@@ -1,7 +1,7 @@
 """Writes a planned slice into a file: complete under its name, or not there at all.
 
-The bytes go straight from file to file inside the operating system where it can do that, so writing takes no memory.
-It writes to a temporary name beside the target and renames at the end; after an error nothing is left behind.
+It writes to a temporary name beside the target and renames at the end; after an error nothing is left behind. It never
+has more than a megabyte in memory.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from kvasir.slice_plan import ByteRange, SlicePlan
 
 Progress = Callable[[int, int], None]  # bytes written so far, bytes in all
 
-COPY_BYTES = 16 << 20
-_NO_KERNEL_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF, errno.EPERM}
+# Written by the megabyte, the file lies in the system's cache in large pieces. Copied from file to file by Linux, which
+# takes 64 KiB at a time and longer in all, it lies in small ones, and computing from these costs 5 % more.
+COPY_BYTES = 1 << 20
 
 
 def write_slice(plan: SlicePlan, path: Path | str, progress: Progress | None = None) -> None:
@@ -78,38 +79,16 @@ def _write(plan: SlicePlan, target: BinaryIO, progress: Progress) -> None:
 
 def _copy_range(item: ByteRange, source: BinaryIO, target: BinaryIO, report: Callable[[int], None]) -> None:
     """Copy one range to `target`'s position, which is `item.position`."""
+    source.seek(item.offset)
     done = 0
-    in_kernel = hasattr(os, "copy_file_range")
     while done < item.n_bytes:
-        n_wanted = min(COPY_BYTES, item.n_bytes - done)
-        n_copied = 0
-        if in_kernel:
-            n_copied = _copy_in_kernel(source, target, item.offset + done, item.position + done, n_wanted)
-        if n_copied == 0:
-            in_kernel = False
-            n_copied = _copy_by_reading(source, target, item.offset + done, item.position + done, n_wanted)
-        done += n_copied
+        piece = source.read(min(COPY_BYTES, item.n_bytes - done))
+        if not piece:
+            at, missing = item.offset + done, item.n_bytes - done
+            raise GGUFError(f"the model's file ended at byte {at}, {missing} bytes early, while it was copied")
+        _write_all(target, piece)
+        done += len(piece)
         report(item.position + done)
-
-
-def _copy_in_kernel(source: BinaryIO, target: BinaryIO, offset: int, position: int, n_bytes: int) -> int:
-    """Bytes copied, or 0 where the operating system or the file systems cannot do it."""
-    try:
-        return os.copy_file_range(source.fileno(), target.fileno(), n_bytes, offset, position)
-    except OSError as error:
-        if error.errno in _NO_KERNEL_COPY:
-            return 0
-        raise
-
-
-def _copy_by_reading(source: BinaryIO, target: BinaryIO, offset: int, position: int, n_bytes: int) -> int:
-    source.seek(offset)
-    piece = source.read(n_bytes)
-    if not piece:
-        raise GGUFError(f"the model's file ended at byte {offset}, {n_bytes} bytes early, while it was copied")
-    target.seek(position)
-    _write_all(target, piece)
-    return len(piece)
 
 
 def _write_all(target: BinaryIO, data: bytes) -> None:
