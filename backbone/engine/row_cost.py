@@ -11,6 +11,7 @@ _FIRST_ROWS = 8.0  # a step's fixed cost in rows, before anything is known
 _MOST_ROWS = 1000.0
 _DOUBT = 4.0  # how much variance of the rows what was known before counts for, in rows²
 _NO_TIME_S = 1e-9  # a clock that stands still says nothing
+_HOPE = 0.5  # by how much a cost that is in doubt is taken for less
 _LEARN = 0.1  # of what the last steps say, at each step
 
 
@@ -39,10 +40,13 @@ class RowCost:
     def relative(self, n_tokens: int) -> float:
         """One more row's cost in a step that makes `n_tokens` tokens, where such a step costs 1 for each of them.
 
-        From nearly 0, when the step is all waiting, to 1, when it is all rows.
+        From nearly 0, when the step is all waiting, to 1, when it is all rows. Steps that are alike say nothing of it:
+        then it is down to half of what was known, so that drafts are tried, which make the next steps differ.
         """
         n = max(n_tokens, 1)
-        return n / (self._fixed_rows + n)
+        variance = self._variance / self._weight if self._weight else 0.0
+        doubt = _DOUBT / (variance + _DOUBT)
+        return (1 - _HOPE * doubt) * n / (self._fixed_rows + n)
 
     def seconds(self, n_rows: int) -> float | None:
         """How long a step of so many rows takes; None before anything is known."""

@@ -16,8 +16,8 @@ from backbone.engine.draft_length import DEAREST_ROW, HeadShare, gain, worth_gue
 from backbone.engine.draft_sources import TRY_EVERY, DraftSources
 from backbone.engine.drafter import Drafter
 from backbone.engine.head_cost import HeadCost
-from backbone.engine.mtp_layer import Guessed
 from backbone.engine.mtp_head import MtpHead, SlotToken
+from backbone.engine.mtp_layer import Guessed
 from backbone.engine.row_cost import RowCost
 from backbone.engine.sampling_params import SamplingParams
 from backbone.engine.sequence import Sequence
@@ -248,6 +248,8 @@ def test_a_defect_of_the_head_ends_it_for_these_sequences_alone(tokenizer: Token
 
 def test_a_full_step_drafts_nothing(tokenizer: Tokenizer) -> None:
     world = Sources(tokenizer, 80, 0.0001)
+    for n_rows in (40, 80) * 40:
+        world.sources.row_cost.add(n_rows, 0.001 * n_rows)
     assert world.sources.row_cost.relative(80) > DEAREST_ROW
     assert set(world.step()) == {()}
     assert not world.head.asked
