@@ -52,9 +52,9 @@ class Drafter:
         _, looked_up_gain = self._worth_looking_up(row_cost, room)
         return n if gain(shares[:n], cost) > looked_up_gain else 0
 
-    def note_head(self, guessed: Sequence[int]) -> None:
-        """The MTP head guesses these tokens to follow the answer, as it was read last."""
-        self._guessed, self._n_right = tuple(guessed), 0
+    def note_head(self, answer: Sequence[int], guessed: Sequence[int]) -> None:
+        """The MTP head guesses these tokens to follow the answer. Nothing is made of it while that is not yet read."""
+        self._guessed, self._n_right = tuple(guessed) if self._n_read == len(answer) else (), 0
 
     def _read(self, answer: Sequence[int]) -> bool:
         """Read on; whether nothing is left to read."""

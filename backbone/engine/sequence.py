@@ -118,7 +118,7 @@ class Sequence:
     def note_head(self, guessed: Tokens[int]) -> None:
         """The MTP head's guesses of the next tokens, so that its share of right ones is known."""
         if self._drafter is not None:
-            self._drafter.note_head(guessed)
+            self._drafter.note_head(self.output_ids, guessed)
 
     def _n_most_drafts(self, n_ctx: int) -> int:
         """Drafted tokens that could count: the last token of all needs no row."""

@@ -72,7 +72,7 @@ def test_a_sequence_begins_with_what_others_have_learned() -> None:
     for token in range(300):
         one = Drafter([1], 4)
         one.head_drafts([], 0.3, 0.1, 4, known)
-        one.note_head((5,))
+        one.note_head([], (5,))
         one.head_drafts([token], 0.3, 0.1, 4, known)
     assert known.first(1)[0] < 0.1 and known.first(2)[1] == HeadShare().first(2)[1]
     assert Drafter([1], 4).head_drafts([], 0.3, 0.1, 4, known) == 0
@@ -83,14 +83,23 @@ def test_a_head_that_is_wrong_is_left_and_comes_back_when_it_is_right() -> None:
     drafter, answer, known = Drafter([1], 4), list[int](), HeadShare()
     for token in range(100, 140):
         assert drafter.head_drafts(answer, 0.1, 0.1, 4, known) < 3
-        drafter.note_head((5, token + 1, 7))
+        drafter.note_head(answer, (5, token + 1, 7))
         answer.append(token)
     assert drafter.head_drafts(answer, 0.1, 0.1, 4, known) == 0
     for token in range(200, 320, 3):
         drafter.head_drafts(answer, 0.1, 0.1, 4, known)
-        drafter.note_head((token, token + 1, 7))
+        drafter.note_head(answer, (token, token + 1, 7))
         answer += [token, token + 1, token + 2]
     assert drafter.head_drafts(answer, 0.1, 0.1, 4, known) == 2
+
+
+def test_guesses_for_an_answer_that_is_still_being_read_are_not_judged() -> None:
+    """They would be held against tokens before them."""
+    drafter, answer, known = Drafter([1], 4), [*range(1000, 1200)], HeadShare()
+    assert [drafter.head_drafts(answer, 0.1, 0.1, 4, known) for _ in range(2)] == [0, 0]
+    drafter.note_head(answer, (5,))
+    assert [drafter.head_drafts(answer, 0.1, 0.1, 4, known) > 0 for _ in range(2)] == [False, True]
+    assert known.first(1) == HeadShare().first(1)
 
 
 def test_the_cost_of_a_guess_is_shared_by_those_who_guess() -> None:
