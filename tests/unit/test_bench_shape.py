@@ -69,8 +69,9 @@ def test_bench_vs_llamacpp() -> None:
 def test_bench_long_context() -> None:
     figures = quick_run("bench_long_context")
     ratios = {"ratio_ctx_short", "ratio_ctx8k", "ratio_attention_ctx8k", "ratio_pp8k"}
-    assert set(figures) == ratios | {"step_ms_ctx8k", "pp8k_s", "attention_ms", "n_prompt", "commit"}
+    assert set(figures) == ratios | {"step_ms_ctx8k", "pp8k_s", "attention_ms", "state_ms", "n_prompt", "commit"}
     assert all(figures[key] > 0 for key in ratios - {"ratio_attention_ctx8k"})  # a difference, of too few steps here
+    assert 0 < figures["state_ms"]["1"] < figures["state_ms"]["512"]
     assert figures["attention_ms"].keys() == {"decode", "rows_128"}
     assert all(list(by_context) == ["512", "1024"] for by_context in figures["attention_ms"].values())
 
@@ -91,6 +92,15 @@ def test_bench_full_shape() -> None:
     }  # fmt: skip
     assert figures["finished"] is True
     assert figures["rss_gb"] >= figures["own_gb"] > 0
+
+
+def test_bench_threads() -> None:
+    figures = quick_run("bench_threads")
+    ratios = {f"{name}_{batch}" for name in ("speedup_pool", "speedup_parts", "ratio_parts_pool",
+              "ratio_pool_llamacpp") for batch in (2, 8, 64)}  # fmt: skip
+    assert set(figures) == ratios | {"tok_s", "threads", "commit"}
+    assert all(figures[key] > 0 for key in ratios)
+    assert all(set(by_way) == {"one_thread", "pool", "parts", "llamacpp"} for by_way in figures["tok_s"].values())
 
 
 def test_bench_overhead() -> None:
