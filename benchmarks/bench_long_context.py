@@ -31,6 +31,7 @@ from tests.oracles.llama_cpp import LlamaCpp
 
 N_SHORT = 16  # tokens of the prompt beside which the long one is seen
 N_ROWS = 128  # of a prompt, at the end of a context
+STATE_ROWS = (1, 512)  # of one sequence through a recurrent layer's state
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="kvasir-bench-", dir=options.folder) as folder:
         require_room(Path(folder), model_bytes(plan.shape))
         rounds = measure(write_real_shape(Path(folder) / "model.gguf", plan.shape), plan, options.threads)
-    keys = as_keys(rounds, plan, attention_ms(plan, options.threads))
+    keys = as_keys(rounds, plan, attention_ms(plan, options.threads), state_ms(plan, options.threads))
     print(json.dumps(keys) if options.json else "\n".join(f"{key:<24}{value}" for key, value in keys.items()))
 
 
@@ -131,7 +132,27 @@ def attention_ms(plan: Plan, n_threads: int) -> dict[str, dict[str, float]]:
     return figures
 
 
-def as_keys(rounds: Sequence[Round], plan: Plan, attention: dict[str, dict[str, float]]) -> dict[str, Any]:
+def state_ms(plan: Plan, n_threads: int) -> dict[str, float]:
+    """CPU milliseconds of one recurrent layer's delta rule, by rows of one sequence; the least of three calls."""
+    ops, shape, rng = NativeRowOps(n_threads=n_threads), plan.shape, np.random.default_rng(0)
+    n_v_head, d_state = shape.n_v_head, shape.d_state
+    figures = {}
+    for n_rows in STATE_ROWS:
+        q, k = rng.standard_normal((2, n_rows, shape.n_k_head, d_state), np.float32) / np.float32(d_state**0.5)
+        v = rng.standard_normal((n_rows, n_v_head, d_state), np.float32)
+        decay, beta = rng.random((2, n_rows, n_v_head), np.float32)
+        state, taken = np.zeros((1, n_v_head, d_state, d_state), np.float32), []
+        for _ in range(3):
+            started = time.process_time()
+            ops.delta_rule(q, k, v, -decay, beta, state, [(0, 0, n_rows, 0)])
+            taken.append(1e3 * (time.process_time() - started))
+        figures[str(n_rows)] = round(min(taken), 3)
+    return figures
+
+
+def as_keys(
+    rounds: Sequence[Round], plan: Plan, attention: dict[str, dict[str, float]], state: dict[str, float]
+) -> dict[str, Any]:
     """The figures under the names that they are published with."""
     median = statistics.median
     ours = [(one.ours[1].decode_cpu_s / plan.n_steps, one.ours[1].prefill_cpu_s) for one in rounds]
@@ -143,6 +164,7 @@ def as_keys(rounds: Sequence[Round], plan: Plan, attention: dict[str, dict[str, 
         "step_ms_ctx8k": round(1e3 * median(step for step, _ in ours), 2),
         "pp8k_s": round(median(prefill for _, prefill in ours), 3),
         "attention_ms": attention,
+        "state_ms": state,
         "n_prompt": plan.n_prompt,
         "machine": describe_machine(),
         "commit": describe_commit(),

@@ -29,7 +29,7 @@ from backbone.engine.sum_scale import SumScale
 from backbone.engine.transport import NoWorkers
 from benchmarks.machine import describe_commit, describe_machine
 from benchmarks.made_routing import MadeRouter, fitted_router, habits_of
-from benchmarks.real_routing import Routed, calls_together, demo_routing
+from benchmarks.real_routing import Routed, calls_together, demo_routing, workers_per_row
 from benchmarks.real_shape_model import QUICK as QUICK_SHAPE
 from benchmarks.real_shape_model import RealShape, model_bytes, require_room, write_real_shape
 from benchmarks.wire_bytes import LayerRows, Reply, Traffic, bits_of_value, call_traffic, workers_of_layer
@@ -39,6 +39,7 @@ from tests.oracles.model_runs import forward
 
 N_LAYER_122B = 48
 WORKERS = (4, 8, 32)
+DEMO_WORKERS = (2, 4)
 TRAIN_SEED, TEST_SEED = 1, 2
 WAYS = ("", "_colocated", "_hot", "_colocated_hot")
 
@@ -105,6 +106,7 @@ def measure(folder: Path, plan: Plan) -> dict[str, Any]:
         **_by_hot_part(cases, hot, plan),
         "mb_one_bit_less": _one_bit_less(cases, coarse, hot[HOT_PART], plan),
         "busy_share": {"demo": round(wanted.busy_share, 4), "made": round(made.busy_share, 4)},
+        "demo_workers_per_row": {str(n): workers_per_row(demo, n_expert_demo, n) for n in DEMO_WORKERS},
         "lift": {"demo": round(wanted.lift, 3), "made": round(made.lift, 3)},
         **errors,
     }

@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from backbone.engine.co_activation import order_experts
 from backbone.engine.dispatch import ExpertDispatcher
 from backbone.engine.loaded_model import LoadedModel
 from backbone.engine.transport import NoWorkers
@@ -54,3 +55,23 @@ def calls_together(routed: Routed, n_expert: int) -> npt.NDArray[np.int64]:
     """How many rows called each two experts: int64 [n_expert, n_expert]; the diagonal has rows that called one."""
     pairs = (routed[:, :, None].astype(np.int64) * n_expert + routed[:, None, :]).reshape(-1)
     return np.bincount(pairs, minlength=n_expert * n_expert).reshape(n_expert, n_expert)
+
+
+def workers_per_row(routing: Mapping[int, Routed], n_expert: int, n_workers: int) -> dict[str, float]:
+    """To how many workers a row goes that share a layer in equal ranges, by the order of experts: mean over all layers.
+
+    "colocated" is the order learned from the first half of the rows; both are counted on the other half.
+    """
+    plain, colocated = [], []
+    for routed in routing.values():
+        learned, counted = np.split(routed, [len(routed) // 2])
+        place = np.argsort(order_experts(calls_together(learned, n_expert)))
+        plain.append(_mean_ranges(counted, n_expert // n_workers))
+        colocated.append(_mean_ranges(place[counted], n_expert // n_workers))
+    return {"plain": round(float(np.mean(plain)), 3), "colocated": round(float(np.mean(colocated)), 3)}
+
+
+def _mean_ranges(places: npt.NDArray[np.integer], size: int) -> float:
+    """In how many ranges of `size` places the experts of a row lie, on the average."""
+    ranges = np.sort(places // size, axis=1)
+    return 1.0 + float((np.diff(ranges, axis=1) > 0).sum(axis=1).mean())
