@@ -103,6 +103,7 @@ def median(pairs: list[tuple[Run, Run]], figure: Callable[[Run, Run], float]) ->
 # Of a round without and with drafts.
 FIGURES: dict[str, Callable[[Run, Run], float]] = {
     "gain": lambda off, auto: off.seconds / auto.seconds,
+    "seat_gain": lambda off, auto: off.seat_seconds / auto.seat_seconds,
     "tok_s_off": lambda off, auto: off.n_decoded / off.seconds,
     "tok_s_auto": lambda off, auto: auto.n_decoded / auto.seconds,
     "steps_per_token": lambda off, auto: auto.n_steps / off.n_steps,

@@ -31,10 +31,14 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run's tokens by sequence; seconds, steps and drafts after the step that read the prompts."""
+    """One run's tokens by sequence; seconds, steps and drafts after the step that read the prompts.
+
+    `seat_seconds`: of a sequence, on average. A service gives a seat that is free to the next request.
+    """
 
     token_ids: list[list[int]]
     seconds: float
+    seat_seconds: float
     n_steps: int
     drafts: DraftCounts
 
@@ -91,13 +95,16 @@ def decode(loaded: LoadedModel, requests: Sequence[Request], *, round_trip_s: fl
         for sequence in sequences:
             engine.add(sequence)
         loop.run_until_complete(_step(engine))
-        began, n_steps, n_accepted = loop.time(), 0, 0
+        began, n_steps, n_accepted, all_seats_s = loop.time(), 0, 0, 0.0
         while engine.has_work:
+            n_seats, step_began = engine.n_sequences, loop.time()
             n_accepted += loop.run_until_complete(_step(engine))
             n_steps += 1
+            all_seats_s += n_seats * (loop.time() - step_began)
         return Run(
             [sequence.output_ids for sequence in sequences],
             loop.time() - began,
+            all_seats_s / len(sequences),
             n_steps,
             DraftCounts(drafted.n_drafted, n_accepted),
         )
