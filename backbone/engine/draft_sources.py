@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from backbone.engine.draft_length import DEAREST_ROW, HeadShare
 from backbone.engine.head_cost import HeadCost
+from backbone.engine.head_trial import HeadTrial
 from backbone.engine.mtp_head import MtpHead, SlotToken
 from backbone.engine.row_cost import RowCost
 from backbone.engine.scheduler import no_drafts
@@ -26,12 +28,24 @@ TRY_EVERY = 32  # steps
 _NOTHING: Mapping[EngineSequence, Drafts] = MappingProxyType({})
 
 
+@dataclass(slots=True)
+class _Rule:
+    """What the rule of the step in flight is about."""
+
+    n_decoding: int = 0
+    has_guesses: bool = False  # of the head, among its drafts
+    is_trying: bool = False  # the head, without drafting
+    head_s: float = 0.0
+
+
 class DraftSources:
     """The sources of one engine. The clock only decides how far sequences draft."""
 
     def __init__(self, head: MtpHead | None, n_ctx: int, clock: Callable[[], float]) -> None:
-        self.row_cost = RowCost()
+        self._row_cost = RowCost()
         self._head = head
+        self._head_trial = HeadTrial()
+        self._rule = _Rule()
         self._head_cost = HeadCost()
         self._head_share = HeadShare()
         self._n_ctx = n_ctx
@@ -44,7 +58,8 @@ class DraftSources:
         `room` counts the rows that are free for drafts; it is asked only if the head may guess.
         """
         decoding = [sequence for sequence in running if sequence.n_pending == 1]
-        row_cost = self.row_cost.relative(len(decoding))
+        row_cost = self._row_cost.relative(len(decoding))
+        self._rule = _Rule(len(decoding))
         if row_cost > DEAREST_ROW:
             return no_drafts
         guessed = _NOTHING if self._head is None else await self._guess(self._head, decoding, row_cost, room)
@@ -55,13 +70,26 @@ class DraftSources:
 
         return draft
 
+    def note_step(self, n_rows: int, n_tokens: int, seconds: float) -> None:
+        """The step of the last rule, all of its rows of sequences that decode, took so long."""
+        self._row_cost.add(n_rows, seconds)
+        rule = self._rule
+        if self._head is not None and not rule.is_trying and rule.n_decoding:
+            self._head_trial.add(
+                rule.n_decoding, has_drafts=rule.has_guesses, n_tokens=n_tokens, seconds=seconds + rule.head_s
+            )
+
     async def _guess(
         self, head: MtpHead, decoding: Sequence[EngineSequence], row_cost: float, room: Callable[[], int]
     ) -> Mapping[EngineSequence, Drafts]:
         """The head's drafts of those that want them."""
         ready = [s for s in decoding if s.slot is not None and head.is_ready(s.slot, s.n_cached)]
         wanted = self._wanted(ready, len(decoding), row_cost, room)
-        asked = wanted | self._tried(ready, wanted, len(decoding), row_cost)
+        if wanted and not self._head_trial.wants_drafts(len(decoding)):
+            wanted = {}
+        tried = self._tried(ready, wanted, len(decoding), row_cost)
+        self._rule.has_guesses, self._rule.is_trying = bool(wanted), bool(tried)
+        asked = wanted | tried
         if not asked:
             return _NOTHING
         try:
@@ -86,7 +114,7 @@ class DraftSources:
     ) -> dict[EngineSequence, int]:
         if not sequences:
             return {}
-        head_cost = self._head_cost.relative(self.row_cost, n_decoding, len(sequences))
+        head_cost = self._head_cost.relative(self._row_cost, n_decoding, len(sequences))
         if row_cost + head_cost > DEAREST_ROW:
             return {}
         wanted, n_left = {}, room()
@@ -105,7 +133,7 @@ class DraftSources:
         others = [sequence for sequence in ready if sequence not in wanted and sequence.may_draft]
         if self._n_rules % TRY_EVERY or not others:
             return {}
-        head_cost = self._head_cost.relative(self.row_cost, n_decoding, len(ready))
+        head_cost = self._head_cost.relative(self._row_cost, n_decoding, len(ready))
         return dict.fromkeys(others, 1) if row_cost + head_cost <= DEAREST_ROW else {}
 
     async def _run(self, head: MtpHead, wanted: Mapping[EngineSequence, int]) -> Mapping[EngineSequence, Drafts]:
@@ -122,7 +150,9 @@ class DraftSources:
             began = self._clock()
             hidden, logits = await head.guess(tokens[:n_rows], hidden[:n_rows])
             likeliest: list[int] = logits.argmax(-1).tolist()
-            self._head_cost.add(n_rows, self._clock() - began)
+            seconds = self._clock() - began
+            self._head_cost.add(n_rows, seconds)
+            self._rule.head_s += seconds
             for row, token_id in enumerate(likeliest):
                 drafts[row].append(token_id)
                 tokens[row] = SlotToken(tokens[row].slot, tokens[row].position + 1, token_id)

@@ -120,14 +120,13 @@ class Engine:
         A forward that raises fails the sequences in it, a token that cannot be chosen its own sequence alone. One step
         at a time. When it is cancelled, its sequences must be cancelled.
         """
-        queues = self._running, self._waiting
-        n_free, max_rows = self._model.cache.n_free, self._max_rows
-        rule = await self._sources.next_rule(self._running, lambda: rows_left(*queues, n_free, max_rows))
-        plan = plan_step(*queues, n_free, max_rows, rule)
+        cache, queues, max_rows = self._model.cache, (self._running, self._waiting), self._max_rows
+        rule = await self._sources.next_rule(self._running, lambda: rows_left(*queues, cache.n_free, max_rows))
+        plan = plan_step(*queues, cache.n_free, max_rows, rule)
         if not plan.chunks:
             return []
         for sequence in plan.admitted:
-            sequence.slot = self._model.cache.allocate()
+            sequence.slot = cache.allocate()
             self._running.append(sequence)
             self._waiting.remove(sequence)
         sampling = [chunk for chunk in plan.chunks if chunk.is_sampling]
@@ -135,6 +134,7 @@ class Engine:
         if isinstance(self._experts, StepAware):
             self._experts.begin_step(plan.chunks)
         self._in_step = {chunk.sequence for chunk in plan.chunks}
+        began = self._clock()
         try:
             logits = await self._forward(plan.chunks, sampling)
         except Exception as error:  # whatever it was, the other sequences go on
@@ -144,7 +144,10 @@ class Engine:
             self._leave_step()
         for chunk in plan.chunks:
             chunk.sequence.n_cached += chunk.n_own
-        return self._choose(sampling, logits)
+        events = self._choose(sampling, logits)
+        if len(logits) == sum(chunk.n_rows for chunk in plan.chunks):  # rows of prompts cost less
+            self._sources.note_step(len(logits), len(events), self._clock() - began)
+        return events
 
     def _choose(self, sampling: list[Chunk], logits: Logits) -> list[TokenEvent]:
         """The next tokens of each chunk's sequence, in order; what was drafted and not chosen is forgotten."""
@@ -189,10 +192,7 @@ class Engine:
         for chunk, last in zip(chunks, batch.last_rows, strict=True):
             if id(chunk) in wanted:
                 rows += range(last - len(chunk.drafts), last + 1)
-        began = self._clock()
         logits = await self._model.forward(batch, self._experts, rows)
-        if len(rows) == batch.n_rows:  # rows of prompts cost less
-            self._sources.row_cost.add(batch.n_rows, self._clock() - began)
         return logits.float().cpu().numpy()
 
     def _advance(self, sequence: Sequence, logits: Logits) -> TokenEvent:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvasir.gguf_index import GGUFIndex
+from tests.oracles.quantise import quantise
 from tests.oracles.tiny_gguf import TinyModel, write_tiny
 from tests.oracles.tiny_layout import Role, TinyShape, TinyTensor
 
@@ -39,6 +40,7 @@ def write_right_head(
         rows, outputs = (
             index.bytes_of(f"{name}.weight").reshape(n_vocab, -1).copy() for name in ("token_embd", "output")
         )
+        joint_type = index.tensor(f"{prefix}eh_proj.weight").quant_type
     outputs[_NOT_TEXT] = 0
     _overwrite(path, "output.weight", outputs)
     generator = np.random.default_rng(1)
@@ -46,7 +48,7 @@ def write_right_head(
     rows[wrong] = rows[np.roll(wrong, 1)]
     _overwrite(path, f"{prefix}embed_tokens.weight", rows)
     joint = np.concatenate([np.eye(d_model), np.zeros((d_model, d_model))], axis=1)
-    _overwrite(path, f"{prefix}eh_proj.weight", joint.astype("<f4").view(np.uint8))
+    _overwrite(path, f"{prefix}eh_proj.weight", quantise(joint.astype(np.float32), joint_type))
     return path
 
 
@@ -64,7 +66,7 @@ def _changed(shape: TinyShape, disturbance: float) -> Change:
             elif tensor.name.endswith("nextn.enorm.weight"):
                 changed.append(replace(tensor, deviation=0.0))
             elif tensor.name.endswith("nextn.eh_proj.weight"):
-                changed.append(replace(tensor, role=Role.PLAIN))
+                changed.append(replace(tensor, role=Role.OUTPUT))  # finely quantised: the embedding as it is
             else:
                 changed.append(tensor)
         return [

@@ -16,6 +16,7 @@ from backbone.engine.draft_length import DEAREST_ROW, HeadShare, gain, worth_gue
 from backbone.engine.draft_sources import TRY_EVERY, DraftSources
 from backbone.engine.drafter import Drafter
 from backbone.engine.head_cost import HeadCost
+from backbone.engine.head_trial import HeadTrial
 from backbone.engine.mtp_head import MtpHead, SlotToken
 from backbone.engine.mtp_layer import Guessed
 from backbone.engine.row_cost import RowCost
@@ -123,6 +124,33 @@ def test_the_first_time_of_a_head_does_not_count_and_old_ones_are_forgotten() ->
     assert found[0] == pytest.approx(3.0) and found[-1] == pytest.approx(0.1)
 
 
+def steps_with_drafts(trial: HeadTrial, n_steps: int, n_sequences: int, gain: float) -> int:
+    """How many of some steps had drafts, where those make `gain` times the tokens a second."""
+    n = 0
+    for _ in range(n_steps):
+        has_drafts = trial.wants_drafts(n_sequences)
+        n_tokens = 2 * n_sequences if has_drafts else n_sequences
+        seconds = 2 * 0.1 / gain if has_drafts else 0.1
+        trial.add(n_sequences, has_drafts=has_drafts, n_tokens=n_tokens, seconds=seconds)
+        n += has_drafts
+    return n
+
+
+def test_drafts_that_pay_in_tokens_a_second_stay_and_others_are_tried_now_and_then() -> None:
+    paying, losing = HeadTrial(), HeadTrial()
+    assert 300 > steps_with_drafts(paying, 300, 8, 1.3) > 280
+    assert 0 < steps_with_drafts(losing, 300, 8, 0.9) < 20
+    assert steps_with_drafts(losing, 3000, 8, 1.3) > 1500  # they have become better
+    assert steps_with_drafts(paying, 3000, 8, 0.9) < 200
+
+
+def test_what_pays_for_few_sequences_need_not_pay_for_many() -> None:
+    trial = HeadTrial()
+    steps_with_drafts(trial, 60, 2, 2.0)
+    steps_with_drafts(trial, 60, 30, 0.5)
+    assert [trial.wants_drafts(n) for n in (2, 3, 16, 30, 31)] == [True, True, False, False, False]
+
+
 class FakeHead:
     """Guesses that a token is followed by the next number."""
 
@@ -184,7 +212,7 @@ class Sources:
     def make_rows_cheap(self) -> None:
         """Steps have taken as long with many rows as with few."""
         for n_rows in range(1, 60):
-            self.sources.row_cost.add(n_rows, 0.1)
+            self.sources._row_cost.add(n_rows, 0.1)
 
     def tick(self, seconds: float) -> None:
         self.now += seconds
@@ -192,8 +220,8 @@ class Sources:
     def step(self, room: int = 100, n_most: int = 9) -> list[tuple[int, ...]]:
         """Drafts of all sequences, which then go on with a token that the head did not guess."""
         rule = asyncio.run(self.sources.next_rule(self.sequences, lambda: room))
-        self.sources.row_cost.add(len(self.sequences), 0.1)
         drafts = [rule(sequence, n_most) for sequence in self.sequences]
+        self.sources.note_step(len(self.sequences) + sum(map(len, drafts)), len(self.sequences), 0.1)
         for sequence in self.sequences:
             sequence.n_cached += 1
             sequence.output_ids.append(self._new_token)
@@ -231,14 +259,14 @@ def test_a_head_that_costs_too_much_is_not_run(tokenizer: Tokenizer) -> None:
     assert counts[-1] == counts[5] <= 4
 
 
-def test_a_head_that_is_always_wrong_is_tried_now_and_then_without_rows(tokenizer: Tokenizer) -> None:
+def test_a_head_that_is_always_wrong_is_tried_now_and_then(tokenizer: Tokenizer) -> None:
     world = Sources(tokenizer, 2, 0.0001)
     for _ in range(60):
         world.step()
     n_asked = len(world.head.asked)
     drafts = [world.step() for _ in range(4 * TRY_EVERY)]
-    assert all(found == [(), ()] for found in drafts)
-    assert len(world.head.asked) - n_asked == 4
+    assert sum(found != [(), ()] for found in drafts) <= 4
+    assert 4 <= len(world.head.asked) - n_asked <= 12
 
 
 def test_sequences_that_must_not_draft_never_do(tokenizer: Tokenizer) -> None:
@@ -258,8 +286,8 @@ def test_a_defect_of_the_head_ends_it_for_these_sequences_alone(tokenizer: Token
 def test_a_full_step_drafts_nothing(tokenizer: Tokenizer) -> None:
     world = Sources(tokenizer, 80, 0.0001)
     for n_rows in (40, 80) * 40:
-        world.sources.row_cost.add(n_rows, 0.001 * n_rows)
-    assert world.sources.row_cost.relative(80) > DEAREST_ROW
+        world.sources._row_cost.add(n_rows, 0.001 * n_rows)
+    assert world.sources._row_cost.relative(80) > DEAREST_ROW
     assert set(world.step()) == {()}
     assert not world.head.asked
 
