@@ -7,23 +7,26 @@ must be zeroed and mapped by the system page by page, which for answers of megab
 from __future__ import annotations
 
 import contextlib
+import math
 import mmap
 import weakref
 
 import numpy as np
 import numpy.typing as npt
 
-LARGE_BYTES = 1024 * 1024  # what is smaller is left to numpy, whose allocator keeps it
-ROUND_BYTES = 1024 * 1024
+LARGE_BYTES = 512 * 1024  # what is smaller is left to numpy, whose allocator keeps it
+ROUND_BYTES = 512 * 1024
 MAX_BLOCK_BYTES = 32 * 1024 * 1024  # larger ones are not kept
-MAX_BLOCKS = 4  # that are kept while nobody uses them
+MAX_FREE_BYTES = 64 * 1024 * 1024  # that are kept while nobody uses them
+
+Shape = tuple[int, ...]
 
 
 class MemoryPool:
     """Blocks that come back by themselves when no array or view of them is left. Any thread may use it."""
 
-    def __init__(self, max_blocks: int = MAX_BLOCKS) -> None:
-        self._max_blocks = max_blocks
+    def __init__(self, max_free_bytes: int = MAX_FREE_BYTES) -> None:
+        self._max_free_bytes = max_free_bytes
         self._free: list[mmap.mmap] = []  # changed by single operations only: blocks may come back at any moment
 
     @property
@@ -42,6 +45,14 @@ class MemoryPool:
         weakref.finalize(array, self._take_back, block).atexit = False  # views hold the array, so it goes last
         return array
 
+    def floats(self, shape: Shape) -> npt.NDArray[np.float32]:
+        """An array of f32, as `empty`."""
+        return self.empty(4 * math.prod(shape)).view(np.float32).reshape(shape)
+
+    def integers(self, shape: Shape) -> npt.NDArray[np.int32]:
+        """An array of i32, as `empty`."""
+        return self.empty(4 * math.prod(shape)).view(np.int32).reshape(shape)
+
     def _taken(self, n_bytes: int) -> mmap.mmap | None:
         """The smallest free block that is large enough, which is free no longer."""
         for block in sorted(self._free.copy(), key=len):
@@ -55,10 +66,9 @@ class MemoryPool:
 
     def _take_back(self, block: mmap.mmap) -> None:
         self._free.append(block)
-        if len(self._free) > self._max_blocks:
-            smallest = min(self._free.copy(), key=len)
-            with contextlib.suppress(ValueError):
-                self._free.remove(smallest)
+        while self.free_bytes > self._max_free_bytes:
+            with contextlib.suppress(IndexError):  # another thread was faster
+                del self._free[0]  # the one that nobody has wanted for the longest
 
 
 POOL = MemoryPool()

@@ -107,26 +107,26 @@ class RelayConnection(ClientConnection, asyncio.BufferedProtocol):
 
 
 def masked_message(parts: Sequence[Buffer], n_bytes: int, mask: bytes) -> Iterator[memoryview]:
-    """A client's whole binary message (RFC 6455, section 5.2), in pieces of PIECE_BYTES."""
+    """A client's whole binary message (RFC 6455, section 5.2), in the fewest pieces up to PIECE_BYTES, all alike."""
     key = np.frombuffer(2 * mask, np.uint64)[0]
     head = masked_head(n_bytes) + mask
-    left = HEAD_ROOM + n_bytes
-    piece, n_filled = _piece(left), HEAD_ROOM
+    n_pieces = -(-(HEAD_ROOM + n_bytes) // PIECE_BYTES)
+    piece_bytes = -(-(HEAD_ROOM + n_bytes) // n_pieces // 8) * 8  # in whole words
+    piece, n_filled = np.empty(piece_bytes, np.uint8), HEAD_ROOM
     start, first = HEAD_ROOM - len(head), HEAD_ROOM  # of what is sent, and of what is masked
     piece[start:first] = np.frombuffer(head, np.uint8)
     for part in parts:
         data = np.frombuffer(part, np.uint8)
         at = 0
         while at < len(data):
-            n = min(PIECE_BYTES - n_filled, len(data) - at)
+            n = min(piece_bytes - n_filled, len(data) - at)
             piece[n_filled : n_filled + n] = data[at : at + n]
             at, n_filled = at + n, n_filled + n
-            if n_filled == PIECE_BYTES:
+            if n_filled == piece_bytes:
                 _mask(piece[first:], key)
                 yield piece.data[start:]
                 # another one: the transport may still hold the last
-                left -= PIECE_BYTES
-                piece, n_filled, start, first = _piece(left), 0, 0, 0
+                piece, n_filled, start, first = np.empty(piece_bytes, np.uint8), 0, 0, 0
     if n_filled > start:
         _mask(piece[first : -(-n_filled // 8) * 8], key)
         yield piece.data[start:n_filled]
@@ -139,11 +139,6 @@ def masked_head(n_bytes: int) -> bytes:
     if n_bytes < 65_536:
         return struct.pack("!BBH", 0x82, 0x80 | 126, n_bytes)
     return struct.pack("!BBQ", 0x82, 0x80 | 127, n_bytes)
-
-
-def _piece(n_bytes: int) -> npt.NDArray[np.uint8]:
-    """Memory for the next piece, in whole words."""
-    return np.empty(min(PIECE_BYTES, -(-n_bytes // 8) * 8), np.uint8)
 
 
 def _mask(data: npt.NDArray[np.uint8], key: np.uint64) -> None:

@@ -207,7 +207,7 @@ class LoadedKX1Experts:
         check_pairs(pair_rows, pair_ids)
         rows = np.ascontiguousarray(rows)
         pair_rows, pair_ids = np.ascontiguousarray(pair_rows), np.ascontiguousarray(pair_ids)
-        out = POOL.empty(len(pair_ids) * self.d_model * 4).view(np.float32).reshape(len(pair_ids), self.d_model)
+        out = POOL.floats((len(pair_ids), self.d_model))
         error = self._call(rows, pair_rows, pair_ids, out)
         if error == native.UNKNOWN_EXPONENT:
             self.read_scales(pair_ids)

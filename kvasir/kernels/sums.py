@@ -14,6 +14,7 @@ from kvasir.experts import FloatRows
 from kvasir.kernels import native, sums_oracle
 from kvasir.kernels.api import Pairs
 from kvasir.kernels.native import address
+from kvasir.memory_pool import POOL
 
 BLOCK = 256
 LIMIT = 1 << 26  # of one pair's integer
@@ -41,7 +42,8 @@ def sum_outputs(
     outputs = np.ascontiguousarray(outputs, np.float32)
     weights, pair_rows = np.ascontiguousarray(weights), np.ascontiguousarray(pair_rows, np.int32)
     exponents = np.ascontiguousarray(exponents, np.int32)
-    sums = np.zeros((len(exponents), outputs.shape[1]), np.int32)
+    sums = POOL.integers((len(exponents), outputs.shape[1]))
+    sums.fill(0)
     native.load().lib.kv_sums_add(
         address(outputs),
         address(weights),
@@ -93,7 +95,7 @@ def pack_sums(sums: RowSums) -> npt.NDArray[np.uint8]:
     _check_width(sums.shape[1])
     if not native.available():
         return np.frombuffer(sums_oracle.pack(sums), np.uint8)
-    packed = np.empty(packed_bound(*sums.shape), np.uint8)
+    packed = POOL.empty(packed_bound(*sums.shape))
     n_bytes = native.load().lib.kv_sums_pack(address(sums), *sums.shape, address(packed))
     return packed[:n_bytes]
 
@@ -104,7 +106,7 @@ def unpack_sums(packed: npt.NDArray[np.uint8], n_rows: int, d: int) -> RowSums:
     packed = np.ascontiguousarray(packed, np.uint8)
     if not native.available():
         return sums_oracle.unpack(packed.tobytes(), n_rows, d)
-    sums = np.empty((n_rows, d), np.int32)
+    sums = POOL.integers((n_rows, d))
     error = native.load().lib.kv_sums_unpack(address(packed), len(packed), n_rows, d, address(sums))
     if error == native.BAD_WIDTH:
         raise KernelError("a block of packed sums has a width that is not the smallest one of 0, 8, 12, 16, 24 and 32")

@@ -170,14 +170,15 @@ def _summed(loaded: LoadedExperts, dispatch: Dispatch, order: SumOrder, max_byte
 
     A few rows with many pairs would need far more memory than their answer. Integer sums associate: the same bits.
     """
-    sums = np.zeros((len(dispatch.rows), dispatch.d_model), np.int32)
+    sums: RowSums | None = None
     step = max(max_bytes // result_bytes(1, dispatch.d_model), 1)
     for start in range(0, len(dispatch.pair_ids), step):
         part = slice(start, start + step)
         pair_rows = dispatch.pair_rows[part]
         outputs = loaded.compute(dispatch.rows, pair_rows, dispatch.pair_ids[part])
-        sums += sum_outputs(outputs, order.weights[part], pair_rows, order.exponents)
-    return sums
+        added = sum_outputs(outputs, order.weights[part], pair_rows, order.exponents)
+        sums = added if sums is None else np.add(sums, added, out=sums)
+    return np.zeros((len(dispatch.rows), dispatch.d_model), np.int32) if sums is None else sums
 
 
 def _result(dispatch: Dispatch, outputs: FloatRows) -> Result | SumResult:

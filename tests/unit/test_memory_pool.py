@@ -32,7 +32,7 @@ def test_memory_is_used_again_when_the_last_view_is_gone() -> None:
     assert pool.free_bytes == 0
     del values
     gc.collect()
-    assert pool.free_bytes == 2 * LARGE_BYTES  # in whole megabytes
+    assert pool.free_bytes == 2 * LARGE_BYTES  # in whole steps
     assert address(pool.empty(LARGE_BYTES + 1)) == where
 
 
@@ -45,12 +45,27 @@ def test_the_smallest_block_that_fits_is_taken() -> None:
     assert [address(array) for array in again] == [where_small, where_large]
 
 
-def test_what_is_kept_is_bounded() -> None:
-    pool = MemoryPool(max_blocks=2)
-    arrays = [pool.empty(n * LARGE_BYTES) for n in (1, 3, 2, 4)]
-    assert pool.free_bytes == 0
-    del arrays
-    assert pool.free_bytes == 7 * LARGE_BYTES  # the two largest
+def test_what_is_kept_is_bounded_and_what_was_wanted_last_stays() -> None:
+    pool = MemoryPool(max_free_bytes=7 * LARGE_BYTES)
+    first, second, third = (pool.empty(n * LARGE_BYTES) for n in (3, 4, 1))
+    wheres = {address(second), address(third)}
+    del first, second
+    assert pool.free_bytes == 7 * LARGE_BYTES
+    del third
+    assert pool.free_bytes == 5 * LARGE_BYTES
+    again = [pool.empty(LARGE_BYTES), pool.empty(LARGE_BYTES)]
+    assert {address(array) for array in again} == wheres
+
+
+def test_arrays_have_the_shape_and_type_that_is_asked_for() -> None:
+    pool = MemoryPool()
+    for n_rows in (0, 1, 64):
+        floats, integers = pool.floats((n_rows, 3072)), pool.integers((n_rows, 3072))
+        assert (floats.shape, str(floats.dtype)) == ((n_rows, 3072), "float32")
+        assert (integers.shape, str(integers.dtype)) == ((n_rows, 3072), "int32")
+    where = address(integers)
+    del integers
+    assert address(pool.floats((64, 3072))) == where
 
 
 def test_small_and_huge_arrays_are_not_kept() -> None:
@@ -79,4 +94,4 @@ def test_threads_never_share_a_block() -> None:
     for thread in threads:
         thread.join()
     assert not spoiled
-    assert pool.free_bytes <= 4 * LARGE_BYTES
+    assert 0 < pool.free_bytes <= 4 * LARGE_BYTES

@@ -69,6 +69,7 @@ def run(scenario: Callable[[], Awaitable[None]]) -> None:
         [PIECE_BYTES - 16],
         [PIECE_BYTES - 15],
         [2 * PIECE_BYTES - 16],
+        [24 * PIECE_BYTES + 44],
         [8, 48, 3 * PIECE_BYTES + 5, 0, 1, 2],
         [1] * 7 + [PIECE_BYTES, PIECE_BYTES + 3],
     ],
@@ -79,6 +80,7 @@ def test_a_message_has_the_bytes_of_a_masked_frame(sizes: list[int]) -> None:
     pieces = list(masked_message(parts, len(whole), mask))
     assert all(0 < len(piece) <= PIECE_BYTES for piece in pieces)
     assert len(pieces) == -(-(len(whole) + 16) // PIECE_BYTES)
+    assert max(map(len, pieces)) - min(map(len, pieces)) <= 16 + 8 * len(pieces)  # none is a mere rest
     sent, head = b"".join(pieces), masked_head(len(whole))
     assert sent.startswith(head)
     assert Frame(Opcode.BINARY, whole).serialize(mask=True).startswith(head)
