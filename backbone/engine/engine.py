@@ -1,4 +1,4 @@
-"""The engine: running and waiting sequences over one model. `step` is schedule, forward, sample, and nothing else.
+"""The engine: running and waiting sequences over one model. `step` is schedule, forward, choose, and nothing else.
 
 Callers add sequences and run steps from one event loop. The engine knows no request protocol; what a step produced
 comes back as events. Drafts are verified by choosing each token as ever: one that differs from its draft drops the
@@ -12,9 +12,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from backbone.engine.batch import Batch, SlotTokens
 from backbone.engine.draft_sources import DraftSources
 from backbone.engine.expert_caller import ExpertCaller, StepAware
@@ -23,9 +20,8 @@ from backbone.engine.model import Model
 from backbone.engine.sampling import Sampled
 from backbone.engine.scheduler import Chunk, plan_step, rows_left
 from backbone.engine.sequence import FinishReason, Sequence
+from backbone.engine.token_choice import Choice, Logits, TokenChooser
 from kvasir.errors import RequestError
-
-Logits = NDArray[np.float32]
 
 
 class TokenEvent(NamedTuple):
@@ -50,12 +46,13 @@ class Engine:
         on_logits: Callable[[Sequence, Logits], None] = lambda sequence, logits: None,
         on_chunks: Callable[[tuple[Chunk, ...]], None] = lambda chunks: None,
         clock: Callable[[], float] = time.perf_counter,
+        chooser: TokenChooser | None = None,
     ) -> None:
         """`max_rows` bounds the rows of a step beyond one for each decoding sequence.
 
         `on_logits` sees the f32 [n_vocab] that each token was sampled from, `on_chunks` a step's rows before they run.
         Several engines may share a model: what they run is on different slots. The clock only decides how far
-        sequences with drafts draft.
+        sequences with drafts draft. Without a `chooser` tokens are chosen on the loop's thread.
         """
         self._model = model
         self._experts = experts
@@ -65,6 +62,7 @@ class Engine:
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
         self._in_step: set[Sequence] = set()
+        self._chooser = chooser or TokenChooser()
         self._clock = clock
         self._sources = DraftSources(model.mtp_head, self.n_ctx, clock)
 
@@ -136,7 +134,7 @@ class Engine:
         self._in_step = {chunk.sequence for chunk in plan.chunks}
         began = self._clock()
         try:
-            logits = await self._forward(plan.chunks, sampling)
+            logits, chosen = await self._compute(plan.chunks, sampling)
         except Exception as error:  # whatever it was, the other sequences go on
             self._leave_step()
             return [self._fail(chunk.sequence, error) for chunk in plan.chunks if chunk.sequence.slot is not None]
@@ -144,45 +142,36 @@ class Engine:
             self._leave_step()
         for chunk in plan.chunks:
             chunk.sequence.n_cached += chunk.n_own
-        events = self._choose(sampling, logits)
+        events = self._take(sampling, logits, chosen)
         if len(logits) == sum(chunk.n_rows for chunk in plan.chunks):  # rows of prompts cost less
             self._sources.note_step(len(logits), len(events), self._clock() - began)
         return events
 
-    def _choose(self, sampling: list[Chunk], logits: Logits) -> list[TokenEvent]:
-        """The next tokens of each chunk's sequence, in order; what was drafted and not chosen is forgotten."""
+    def _take(self, sampling: list[Chunk], logits: Logits, chosen: list[list[Choice]]) -> list[TokenEvent]:
+        """The new tokens of each chunk's sequence, in order; what was drafted and not chosen is forgotten."""
         events, kept, row = [], [], 0
-        for chunk in sampling:
-            if chunk.sequence.finish_reason is None:
-                found = self._verify(chunk, logits[row : row + 1 + len(chunk.drafts)])
-                events += found
-                if chunk.drafts and chunk.sequence.slot is not None:
-                    chunk.sequence.n_cached += len(found) - 1
-                    kept.append(Kept(chunk.sequence.slot, chunk.n_own + len(found) - 1))
+        for chunk, choices in zip(sampling, chosen, strict=True):
+            sequence = chunk.sequence
+            if sequence.finish_reason is None:
+                events += [self._event(sequence, logits[row + n], choice) for n, choice in enumerate(choices)]
+                if chunk.drafts and sequence.slot is not None:
+                    sequence.n_cached += len(choices) - 1
+                    kept.append(Kept(sequence.slot, chunk.n_own + len(choices) - 1))
             row += 1 + len(chunk.drafts)
         if kept:
             self._model.settle(kept)
         return events
 
-    def _verify(self, chunk: Chunk, logits: Logits) -> list[TokenEvent]:
-        """Choose tokens as long as each is what was drafted in its place: those are what the next row was computed for.
-
-        The last of them is the one that was not drafted, or that ends the sequence.
-        """
-        events = []
-        for row, draft in zip(logits, (*chunk.drafts, None), strict=True):
-            event = self._advance(chunk.sequence, row)
-            events.append(event)
-            if event.finish_reason is not None or event.sampled is None or event.sampled.token != draft:
-                break
-        return events
-
     def _leave_step(self) -> None:
-        """Take out what was cancelled while its rows were computed."""
+        """Take out what was cancelled while its rows were computed or its tokens chosen."""
         cancelled = [sequence for sequence in self._in_step if sequence.finish_reason is not None]
         self._in_step = set()
         for sequence in cancelled:
             self._remove(sequence)
+
+    async def _compute(self, chunks: tuple[Chunk, ...], sampling: list[Chunk]) -> tuple[Logits, list[list[Choice]]]:
+        logits = await self._forward(chunks, sampling)
+        return logits, await self._chooser.choose(sampling, logits, self.n_ctx)
 
     async def _forward(self, chunks: tuple[Chunk, ...], sampling: list[Chunk]) -> Logits:
         """Logits of the chunks that reach their sequence's end, of its last row and of each draft's."""
@@ -195,17 +184,17 @@ class Engine:
         logits = await self._model.forward(batch, self._experts, rows)
         return logits.float().cpu().numpy()
 
-    def _advance(self, sequence: Sequence, logits: Logits) -> TokenEvent:
+    def _event(self, sequence: Sequence, logits: Logits, choice: Choice) -> TokenEvent:
         self._on_logits(sequence, logits)
-        try:
-            sampled, text, reason = sequence.advance(logits, self.n_ctx)
-        except Exception as error:  # whatever it was, the other sequences of the step go on
-            return self._fail(sequence, error)
+        if choice.progress is None:
+            return self._fail(sequence, choice.error)
+        sampled, text, reason = choice.progress
         if reason is not None:
+            sequence.finish_reason = reason
             self._remove(sequence)
         return TokenEvent(sequence, sampled, text, reason)
 
-    def _fail(self, sequence: Sequence, error: Exception) -> TokenEvent:
+    def _fail(self, sequence: Sequence, error: Exception | None) -> TokenEvent:
         sequence.finish_reason = FinishReason.FAILED
         self._remove(sequence)
         return TokenEvent(sequence, None, "", FinishReason.FAILED, error)

@@ -128,7 +128,7 @@ class Sequence:
         return ends_at - len(self.output_ids) - 1
 
     def advance(self, logits: NDArray[np.float32], n_ctx: int) -> Progress:
-        """Sample the next token from f32 [n_vocab] and end the sequence where it must end.
+        """Sample the next token from f32 [n_vocab] and say where the sequence must end; the engine ends it.
 
         An end-of-generation token is counted but shows no text. Raises RequestError when the logits are not finite.
         """
@@ -136,12 +136,12 @@ class Sequence:
         self._history.add(sampled.token)
         self.output_ids.append(sampled.token)
         if sampled.token in self._eog_ids:
-            return self._end(sampled, self._flush(), FinishReason.STOP)
+            return Progress(sampled, self._flush(), FinishReason.STOP)
         update = self._stop.push(self._detokenizer.push(sampled.token))
         if update.stop is not None:
-            return self._end(sampled, update.text, FinishReason.STOP)
+            return Progress(sampled, update.text, FinishReason.STOP)
         if len(self.output_ids) == self.params.max_tokens or self.n_tokens >= n_ctx:
-            return self._end(sampled, update.text + self._flush(), FinishReason.LENGTH)
+            return Progress(sampled, update.text + self._flush(), FinishReason.LENGTH)
         return Progress(sampled, update.text, None)
 
     def _draw(self) -> RandomDraw | None:
@@ -155,7 +155,3 @@ class Sequence:
         """Text that was held back; it may still complete a stop string."""
         update = self._stop.push(self._detokenizer.finish())
         return update.text + self._stop.finish()
-
-    def _end(self, sampled: Sampled, text: str, reason: FinishReason) -> Progress:
-        self.finish_reason = reason
-        return Progress(sampled, text, reason)

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from backbone.engine.dispatch import Served
@@ -22,6 +23,7 @@ from backbone.engine.loaded_model import LoadedModel
 from backbone.engine.micro_batches import MOST_GROUPS, GroupPlanner, TripTelling
 from backbone.engine.service_core import Counters, Group, ServiceCore
 from backbone.engine.shares import ShareMeter
+from backbone.engine.token_choice import TokenChooser
 from kvasir.errors import KvasirError
 
 logger = logging.getLogger(__name__)
@@ -53,13 +55,19 @@ class ServiceLimits:
     max_drafts: int = 0
 
 
-def make_groups(loaded: LoadedModel, make_experts: MakeExperts, limits: ServiceLimits, n_groups: int) -> list[Group]:
-    """Engines over one model, each with an expert caller and a meter of its own."""
+def make_groups(
+    loaded: LoadedModel,
+    make_experts: MakeExperts,
+    limits: ServiceLimits,
+    n_groups: int,
+    chooser: TokenChooser | None = None,
+) -> list[Group]:
+    """Engines over one model, each with an expert caller and a meter of its own; without a `chooser` in one thread."""
     groups = []
     for _ in range(n_groups):
         meter = ShareMeter(is_tracing=limits.n_traced_tokens > 0)
         experts = make_experts(meter.add)
-        engine = Engine(loaded.model, experts, max_rows=limits.max_rows, on_chunks=meter.begin)
+        engine = Engine(loaded.model, experts, max_rows=limits.max_rows, on_chunks=meter.begin, chooser=chooser)
         groups.append(Group(engine, meter, experts.trips if isinstance(experts, TripTelling) else None))
     return groups
 
@@ -80,7 +88,7 @@ class ServiceState:
 
 
 class EngineService:
-    """Owns the engine's thread. All methods may be called from any other thread."""
+    """Owns the engine's thread, and one for large choices of tokens. Methods may be called from any other thread."""
 
     def __init__(
         self,
@@ -90,16 +98,19 @@ class EngineService:
         *,
         limits: ServiceLimits | None = None,
         clock: Callable[[], float] = time.monotonic,
+        chooser: TokenChooser | None = None,
     ) -> None:
         """`make_experts` is called once for each group with the callable that must be told who served what.
 
-        `on_events` is called on the engine's thread, once a step with all its events; it must not block.
+        `on_events` is called on the engine's thread, once a step with all its events; it must not block. A `chooser`
+        in place of its own is closed when the service ends.
         """
         self._loaded = loaded
         self._make_experts = make_experts
         self._on_events = on_events
         self._limits = limits or ServiceLimits()
         self._clock = clock
+        self._chooser = chooser or TokenChooser(ThreadPoolExecutor(1, "kvasir-chooser"))
         self._lock = threading.Lock()
         self._inbox: deque[Job] = deque()
         self._is_open = False
@@ -178,7 +189,7 @@ class EngineService:
         limits = self._limits
         most = limits.n_groups or min(MOST_GROUPS, self._loaded.model.cache.n_slot)
         return ServiceCore(
-            make_groups(self._loaded, self._make_experts, limits, most),
+            make_groups(self._loaded, self._make_experts, limits, most, self._chooser),
             n_slot=self._loaded.model.cache.n_slot,
             max_waiting=limits.max_waiting,
             clock=self._clock,
@@ -232,4 +243,5 @@ class EngineService:
         for task in tasks:
             task.cancel()
         self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        self._chooser.close()
         self._loop.close()

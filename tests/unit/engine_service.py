@@ -27,6 +27,7 @@ from backbone.engine.jobs import (
 from backbone.engine.loaded_model import LoadedModel
 from backbone.engine.sampling_params import SamplingParams
 from backbone.engine.service import EngineService, ServiceLimits
+from backbone.engine.token_choice import TokenChooser
 from backbone.engine.transport import NoWorkers, Transport
 from backbone.management.generation import generate
 from tests.oracles.tiny_gguf import TinyModel, write_tiny
@@ -136,6 +137,7 @@ def running(
     clock: Callable[[], float] = lambda: 0.0,
     transport: Transport | None = None,
     hot: HotCache | None = None,
+    chooser: TokenChooser | None = None,
 ) -> Iterator[tuple[EngineService, Listener]]:
     """A service over the backbone's own replica alone, or over workers."""
     listener = Listener()
@@ -144,7 +146,7 @@ def running(
         experts = ExpertDispatcher(loaded.store, transport or NoWorkers(), on_served=on_served, hot=hot)
         return experts if valve is None else HeldExperts(experts, valve)
 
-    service = EngineService(loaded, make_experts, listener, limits=limits, clock=clock)
+    service = EngineService(loaded, make_experts, listener, limits=limits, clock=clock, chooser=chooser)
     service.start()
     try:
         yield service, listener
