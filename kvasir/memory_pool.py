@@ -17,7 +17,7 @@ import numpy.typing as npt
 LARGE_BYTES = 512 * 1024  # what is smaller is left to numpy, whose allocator keeps it
 ROUND_BYTES = 512 * 1024
 MAX_BLOCK_BYTES = 32 * 1024 * 1024  # larger ones are not kept
-MAX_FREE_BYTES = 64 * 1024 * 1024  # that are kept while nobody uses them
+MAX_FREE_BYTES = 48 * 1024 * 1024  # that are kept while nobody uses them
 
 Shape = tuple[int, ...]
 

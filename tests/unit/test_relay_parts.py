@@ -17,6 +17,7 @@ import pytest
 
 from kvasir.errors import ConfigError
 from kvasir.relay_directory import FixedDirectory, RedisDirectory, checked_url
+from kvasir.wire_header import Buffer
 from relay.edge import Traffic
 from relay.outbox import HIGH_WATER_BYTES, Outbox
 from relay.receive_queue import HIGH_WATER_BYTES as RECEIVE_HIGH
@@ -30,9 +31,9 @@ ROOT = Path(__file__).parents[2]
 
 def test_what_gathers_while_a_message_leaves_goes_out_as_one() -> None:
     async def scenario() -> None:
-        sent, gate = list[bytes](), asyncio.Event()
+        sent, gate = list[Buffer](), asyncio.Event()
 
-        async def send(data: bytes) -> None:
+        async def send(data: Buffer) -> None:
             sent.append(data)
             await gate.wait()
 
@@ -56,7 +57,7 @@ def test_room_comes_when_enough_has_left_or_the_socket_is_gone() -> None:
     async def scenario() -> None:
         gate = asyncio.Event()
 
-        async def send(data: bytes) -> None:
+        async def send(data: Buffer) -> None:
             await gate.wait()
 
         outbox = Outbox(send, lambda: 0.0)
