@@ -128,6 +128,7 @@ def test_a_message_in_several_frames_is_the_librarys_with_all_that_stands_betwee
         b"\x82\x7f" + (65_535).to_bytes(8, "big") + bytes(65_535),
         b"\x82\x7f" + (2**63).to_bytes(8, "big"),
     ],
+    ids=["close", "too long", "masked", "reserved bit", "long form", "longest form", "2**63"],  # a mask is random
 )
 def test_after_a_frame_that_ends_reading_everything_is_the_librarys(last: bytes) -> None:
     after = frame(Opcode.BINARY, b"looks like a message")
