@@ -119,14 +119,12 @@ def _run(
     scale: SumScale | None,
 ) -> tuple[Cost, list[list[int]]]:
     prompts = [[(31 * row + 17 * column) % 251 + 1 for column in range(N_PROMPT)] for row in range(batch)]
-    before = sum(map(_cpu_s, others))
-    run = decode(loaded, transport, prompts, n_steps + 1, sum_scale=scale)
-    # the step that reads the prompts is in the other processes' part: its share is that of its rows
-    share = n_steps / (n_steps + N_PROMPT)
-    other_s = (sum(map(_cpu_s, others)) - before) * share
+    run = decode(
+        loaded, transport, prompts, n_steps + 1, sum_scale=scale, others_cpu_s=lambda: sum(map(_cpu_s, others))
+    )
     if others and run.n_fallback:
         raise RuntimeError(f"{run.n_fallback} pairs were not computed by the worker")
-    return Cost(run.seconds, run.cpu_s + other_s), run.token_ids
+    return Cost(run.seconds, run.cpu_s), run.token_ids
 
 
 def _cpu_s(process: psutil.Process) -> float:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from backbone.engine.deadlines import DeadlineRule
@@ -29,7 +29,7 @@ PATIENCE_S = 60.0  # with a worker: on a machine that does other things too, a l
 class Decoding:
     """One run: the tokens of each prompt, and what the steps cost after the one that made the first tokens.
 
-    CPU seconds are this process's, all of its threads together.
+    CPU seconds are this process's, all of its threads together, and those of other processes where they are asked for.
     """
 
     token_ids: list[list[int]]
@@ -51,8 +51,12 @@ def decode(
     n_tokens: int,
     *,
     sum_scale: SumScale | None = None,
+    others_cpu_s: Callable[[], float] = lambda: 0.0,
 ) -> Decoding:
-    """Prefill the prompts in one step, then decode them together to `n_tokens` each; with a scale replies are sums."""
+    """Prefill the prompts in one step, then decode them together to `n_tokens` each; with a scale replies are sums.
+
+    `others_cpu_s` says how much CPU other processes that take part have used so far.
+    """
     params = SamplingParams(
         temperature=0.0, max_tokens=n_tokens, logit_bias=dict.fromkeys(loaded.tokenizer.eog_ids, NEVER)
     )
@@ -68,7 +72,7 @@ def decode(
     )
     engine = Engine(loaded.model, experts, max_rows=sum(map(len, prompts)))
     sequences = [EngineSequence(str(number), ids, params, loaded.tokenizer) for number, ids in enumerate(prompts)]
-    marks = asyncio.run(_steps(engine, sequences))
+    marks = asyncio.run(_steps(engine, sequences, others_cpu_s))
     (_, begun), (started, prefilled), (ended, decoded) = marks
     return Decoding(
         [sequence.output_ids for sequence in sequences],
@@ -79,16 +83,22 @@ def decode(
     )
 
 
-async def _steps(engine: Engine, sequences: Sequence[EngineSequence]) -> list[tuple[float, float]]:
+async def _steps(
+    engine: Engine, sequences: Sequence[EngineSequence], others_cpu_s: Callable[[], float]
+) -> list[tuple[float, float]]:
     """Wall and CPU clock at the start, after the first step, and at the end."""
+
+    def mark() -> tuple[float, float]:
+        return time.perf_counter(), time.process_time() + others_cpu_s()
+
     for sequence in sequences:
         engine.add(sequence)
-    marks = [(time.perf_counter(), time.process_time())]
+    marks = [mark()]
     await _step(engine)
-    marks.append((time.perf_counter(), time.process_time()))
+    marks.append(mark())
     while engine.has_work:
         await _step(engine)
-    return [*marks, (time.perf_counter(), time.process_time())]
+    return [*marks, mark()]
 
 
 async def _step(engine: Engine) -> None:
