@@ -19,6 +19,7 @@ from tests.browser.contributing import (
     contribute,
     counted,
     half_served_site,
+    leave,
     open_contribute,
     serving,
 )
@@ -41,6 +42,7 @@ def test_answers_with_a_tab_are_bit_for_bit_those_of_one_process(site: Site) -> 
         assert await page.evaluate("contribution.identity.hasRecoveryKey")
         await wait_until(page, "contribution.rewards?.earnedMicrocredits > 0")  # backbones vouched for it
         await wait_until(page, "contribution.rewards.verifiedShare > 0.5")
+        await leave(page)
 
     browse(scenario)
 
@@ -59,9 +61,7 @@ def test_a_reload_resumes_without_another_download_and_leaving_ends_it(site: Sit
         assert await page.evaluate("contribution.identity.nodeId") == node
         assert await answers_alike(site, page, seed=21) > 0
         asking = [asyncio.create_task(site.ask(seed, 100)) for seed in (22, 23)]
-        await page.click("#leave")
-        await page.click("#leave-keep")
-        await wait_until(page, "contribution.phase === 'idle'")
+        await leave(page)
         assert await asyncio.gather(*asking) == [await site.alone(22, 100), await site.alone(23, 100)]
         await page.reload()
         await wait_until(page, "window.contribution?.device")
@@ -87,6 +87,7 @@ def test_a_paused_tab_is_given_no_work_at_once_and_none_is_lost(site: Site) -> N
         await page.click("#resume")
         await wait_until(page, IS_SERVING)
         assert await answers_alike(site, page, seed=33) > 0
+        await leave(page)
 
     browse(scenario)
 
@@ -100,6 +101,7 @@ def test_a_second_tab_is_refused_until_the_first_is_gone(site: Site) -> None:
         await first.close()
         await serving(second)  # it goes on with what the first one had agreed to
         assert await second.evaluate("contribution.storage.downloadedBytes") == 0
+        await leave(second)
 
     browse(scenario)
 
@@ -120,7 +122,9 @@ def test_the_recovery_key_takes_what_was_earned_to_a_browser_that_knew_nothing(s
         page = await contribute(browser, site.url)
         account = await page.evaluate("contribution.identity.accountId")
         await page.evaluate(NEW_CLIENT)
-        return account, await page.evaluate("client.recoveryKey()")
+        key = await page.evaluate("client.recoveryKey()")
+        await leave(page)
+        return account, key
 
     async def second(browser: Chromium) -> None:
         page = await browser.open(f"{site.url}/")

@@ -18,6 +18,7 @@ from tests.browser.contributing import (
     answers_alike,
     contribute,
     half_served_site,
+    leave,
     open_contribute,
     serving,
 )
@@ -48,6 +49,7 @@ def test_a_cut_network_loses_no_answer_and_the_tab_comes_back(site: Site) -> Non
             proxy.target = ("127.0.0.1", site.service.port)
             await wait_until(page, f"contribution.isJoined && {IS_SERVING}", 2 * DEADLINE_S)
             assert await answers_alike(site, page, seed=43) > 0
+            await leave(page)
 
     browse(scenario, forgiven=[NETWORK])
 
@@ -79,6 +81,7 @@ def test_a_download_that_is_cut_goes_on_where_it_was_even_after_a_reload(site: S
         total = await page.evaluate("contribution.ranges.reduce((sum, range) => sum + range.nBytes, 0)")
         assert 0 < await page.evaluate("contribution.storage.downloadedBytes") < total
         assert await answers_alike(site, page, seed=51) > 0
+        await leave(page)
 
     browse(scenario, forgiven=[NETWORK])
 
@@ -95,6 +98,7 @@ def test_a_gpu_answers_alike_and_its_crash_is_survived(site: Site) -> None:
         await wait_until(page, "contribution.kernel.loadedBytes > 0")
         assert await page.evaluate("contribution.kernel.backends") == ["webgpu"]
         assert await answers_alike(site, page, seed=63) > 0
+        await leave(page)
 
     browse(scenario, seconds=400.0)
 
@@ -136,6 +140,8 @@ def test_a_hidden_tab_goes_on_and_a_frozen_one_comes_back(site: Site) -> None:
         await tab.activate()
         await back(tab)
         assert await answers_alike(site, tab, seed=73, state="client.state") > 0
+        await tab.evaluate("client.leave()")
+        await tab.wait_until("client.state.phase === 'idle'")
 
     async def bounded() -> None:
         async with asyncio.timeout(SCENARIO_S), raw_chromium() as browser:
@@ -169,5 +175,6 @@ def test_it_works_only_on_power_and_unmetered_lines_when_told_so(site: Site) -> 
         await page.evaluate("battery.charging = true; battery.dispatchEvent(new Event('chargingchange'))")
         await wait_until(page, IS_SERVING)
         assert await answers_alike(site, page, seed=82) > 0
+        await leave(page)
 
     browse(scenario)
