@@ -12,10 +12,11 @@ from typing import NamedTuple
 import numpy as np
 
 from backbone.engine.dispatch import ExpertDispatcher
-from backbone.engine.engine import Engine, Logits
+from backbone.engine.engine import Engine
 from backbone.engine.loaded_model import LoadedModel
 from backbone.engine.sampling_params import SamplingParams
 from backbone.engine.sequence import Sequence as EngineSequence
+from backbone.engine.token_choice import Logits
 from backbone.engine.transport import NoWorkers
 
 N_TOKENS = 4

@@ -1,6 +1,7 @@
 """A tab of somebody who is signed in works for their account; one that leaves in the middle of an answer harms nobody.
 
 That what is under way is answered before the end is held by `relay_worker.test.mjs`, whose kernel a test can slow.
+What was sent before the goodbye was read, and comes after it, the backbone computes itself.
 """
 
 from __future__ import annotations
@@ -66,8 +67,5 @@ def test_a_tab_that_leaves_in_the_middle_of_an_answer_says_goodbye_and_changes_n
         await wait_until(page, "contribution.phase === 'idle'")
         assert await page.evaluate("phases.includes('leaving') && !phases.includes('failed')")
         assert backbones_say(site, f"edge [0-9]+ ended: .*{GOODBYE}")
-        # what it was asked for and never answered; what was not sent any more is no loss
-        lost = backbones_say(site, f"is left out: .*{GOODBYE}")
-        assert [line for line in lost if "takes no dispatches now" not in line] == []
 
     browse(scenario)

@@ -91,7 +91,7 @@ def test_a_message_has_the_bytes_of_a_masked_frame(sizes: list[int]) -> None:
 def test_masks_differ_from_message_to_message() -> None:
     async def scenario() -> None:
         written: list[bytes] = []
-        async with connected(_wait) as (connection, _):
+        async with connected(_listen) as (connection, _):
             write = connection.transport.write
             connection.transport.write = lambda data: (written.append(bytes(data)), write(data))[1]  # type: ignore[method-assign,func-returns-value]
             for _ in range(20):
@@ -104,6 +104,12 @@ def test_masks_differ_from_message_to_message() -> None:
 
 async def _wait(server: ServerConnection) -> None:
     await server.wait_closed()
+
+
+async def _listen(server: ServerConnection) -> None:
+    """Read on: a server that does not reads no close either, which is then waited for."""
+    async for _ in server:
+        pass
 
 
 async def _echo(server: ServerConnection) -> None:
