@@ -20,5 +20,5 @@ def static_url() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
     """`make run` in a process, with a run directory of its own: site, relay, slices, two native workers."""
-    with service_process(tmp_path_factory.mktemp("service")) as process:
+    with service_process(tmp_path_factory.mktemp("service"), "--max-tokens=8") as process:
         yield process
