@@ -30,7 +30,6 @@ from backbone.engine.placement import CoverageSnapshot, DispatchBatch, IntArray,
 from backbone.engine.receipts import TrafficCounter
 from backbone.engine.replica_choice import taking_part, with_probe
 from backbone.engine.reply_format import ReplyFormat
-from backbone.engine.scheduler import Chunk
 from backbone.engine.step_rows import StepRows
 from backbone.engine.sum_scale import SumScale, check_can_sum
 from backbone.engine.transport import Transport
@@ -113,9 +112,9 @@ class ExpertDispatcher:
         self.hedges = HedgeCounters()
         self.trips = TripMeter()
 
-    def begin_step(self, chunks: tuple[Chunk, ...]) -> None:
-        """Whose rows the next calls have; without it no request is strict, and none can be flagged."""
-        self._step = StepRows.of(chunks)
+    def begin_step(self, rows: StepRows) -> None:
+        """Say whose rows the next calls have; without it no request is strict, and none can be flagged."""
+        self._step = rows
 
     def submit(self, layer: int, rows: torch.Tensor, expert_ids: torch.Tensor) -> Awaitable[torch.Tensor]:
         """Send rows [T, d_model] f32 to the experts [T, n_used]; the awaitable yields [T, n_used, d_model].

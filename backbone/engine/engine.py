@@ -20,6 +20,7 @@ from backbone.engine.model import Model
 from backbone.engine.sampling import Sampled
 from backbone.engine.scheduler import Chunk, plan_step, rows_left
 from backbone.engine.sequence import FinishReason, Sequence
+from backbone.engine.step_rows import RequestRows, StepRows
 from backbone.engine.token_choice import Choice, Logits, TokenChooser
 from kvasir.errors import RequestError
 
@@ -130,7 +131,7 @@ class Engine:
         sampling = [chunk for chunk in plan.chunks if chunk.is_sampling]
         self._on_chunks(plan.chunks)
         if isinstance(self._experts, StepAware):
-            self._experts.begin_step(plan.chunks)
+            self._experts.begin_step(StepRows.of(_request_rows(chunk) for chunk in plan.chunks))
         self._in_step = {chunk.sequence for chunk in plan.chunks}
         began = self._clock()
         try:
@@ -206,6 +207,10 @@ class Engine:
             self._running.remove(sequence)
             self._model.cache.free(sequence.slot)
             sequence.slot = None
+
+
+def _request_rows(chunk: Chunk) -> RequestRows:
+    return RequestRows(chunk.sequence.request_id, chunk.n_rows, chunk.sequence.is_strict)
 
 
 def _slot_tokens(chunk: Chunk) -> SlotTokens:

@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 from torch import Tensor
 
 from backbone.engine.ops import Routing
-from backbone.engine.scheduler import Chunk
+from backbone.engine.step_rows import StepRows
 
 
 class ExpertCaller(Protocol):
@@ -41,6 +41,6 @@ class SummingCaller(Protocol):
 class StepAware(Protocol):
     """An expert caller that wants to know whose rows a step has. The engine tells it before each forward."""
 
-    def begin_step(self, chunks: tuple[Chunk, ...]) -> None:
-        """The rows of the next forward are these, in order."""
+    def begin_step(self, rows: StepRows) -> None:
+        """Say whose rows the next forward has."""
         ...

@@ -7,11 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from backbone.engine.scheduler import Chunk
+
+class RequestRows(NamedTuple):
+    """The next rows of a step that belong to one request."""
+
+    request_id: str
+    n_rows: int
+    is_strict: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,14 +30,14 @@ class StepRows:
     is_strict: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))  # [T]
 
     @classmethod
-    def of(cls, chunks: Iterable[Chunk]) -> StepRows:
-        """The rows of a step in order."""
+    def of(cls, chunks: Iterable[RequestRows]) -> StepRows:
+        """Return the rows of a step, given its chunks in order."""
         parts = tuple(chunks)
-        lengths = [chunk.n_rows for chunk in parts]
+        lengths = [part.n_rows for part in parts]
         return cls(
-            tuple(chunk.sequence.request_id for chunk in parts),
+            tuple(part.request_id for part in parts),
             np.repeat(np.arange(len(parts), dtype=np.int32), lengths),
-            np.repeat(np.asarray([chunk.sequence.is_strict for chunk in parts], np.bool_), lengths),
+            np.repeat(np.asarray([part.is_strict for part in parts], np.bool_), lengths),
         )
 
     def requests_of(self, rows: npt.NDArray[np.int32]) -> list[str]:
