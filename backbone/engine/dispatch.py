@@ -24,7 +24,6 @@ from backbone.engine.hedging import LATE, Attempt, HedgeCounters, first_heard, l
 from backbone.engine.hot_cache import NOBODY, HotCache, clocks
 from backbone.engine.layer_call import CallFacts, LayerCall, PairCall, SumCall
 from backbone.engine.measured import UNMEASURED
-from backbone.engine.micro_batches import TripMeter
 from backbone.engine.ops import Routing
 from backbone.engine.placement import CoverageSnapshot, DispatchBatch, IntArray, Placement, place, place_again
 from backbone.engine.receipts import TrafficCounter
@@ -33,6 +32,7 @@ from backbone.engine.reply_format import ReplyFormat
 from backbone.engine.step_rows import StepRows
 from backbone.engine.sum_scale import SumScale, check_can_sum
 from backbone.engine.transport import Transport
+from backbone.engine.trips import TripMeter
 from kvasir.errors import ConfigError, EdgeError, EdgeTimeout
 from kvasir.experts import FloatRows
 from kvasir.kernels.sums import RowSums

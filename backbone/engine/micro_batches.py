@@ -13,13 +13,12 @@ after each step; the dispatcher tells it what its layer calls were going to wait
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
-from backbone.engine.measured import UNMEASURED, Measured
-from backbone.engine.placement import DispatchBatch
+from backbone.engine.trips import LayerTrip, TripMeter
 
 T = TypeVar("T")
 Seconds = Callable[[float], float]  # of so many rows
@@ -28,41 +27,6 @@ MOST_GROUPS = 16
 REPLAN_S = 2.0
 AVERAGE_WEIGHT = 1 / 8  # of a new step in the moving averages
 GAIN = 0.05  # a shorter period is worth a change from here on
-
-
-@dataclass(frozen=True, slots=True)
-class LayerTrip:
-    """The mean of a step's layer calls: `base_s` is the way to and fro, `work_s` what workers compute until its end."""
-
-    n_calls: int
-    n_rows: int
-    base_s: float
-    work_s: float
-
-
-class TripMeter:
-    """What the layer calls of one dispatcher wait for, as far as their workers were measured."""
-
-    def __init__(self) -> None:
-        self._calls: list[tuple[int, float, float]] = []  # rows, way and work of each
-
-    def add(self, n_rows: int, batches: Iterable[DispatchBatch], measured: Mapping[str, Measured]) -> None:
-        """A layer call of `n_rows` was placed: its slowest batch counts, after all that is under way before it."""
-        base_s, work_s = 0.0, 0.0
-        for batch in batches:
-            known = measured.get(batch.worker_id, UNMEASURED)
-            of_pairs = known.expected_s(len(batch.pair_slots)) - known.base_s
-            if known.n_answers and known.base_s + of_pairs > base_s + work_s:
-                base_s, work_s = known.base_s, of_pairs
-        self._calls.append((n_rows, base_s, work_s))
-
-    def take(self) -> LayerTrip | None:
-        """The calls since the last time; None when there were none."""
-        calls, self._calls = self._calls, []
-        if not calls:
-            return None
-        n_rows, base_s, work_s = (sum(column) / len(calls) for column in zip(*calls, strict=True))
-        return LayerTrip(len(calls), round(n_rows), base_s, work_s)
 
 
 @runtime_checkable

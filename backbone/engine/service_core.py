@@ -29,9 +29,10 @@ from backbone.engine.jobs import (
     NewToken,
     Waiting,
 )
-from backbone.engine.micro_batches import BusyMeter, GroupPlanner, Stopwatch, TripMeter
+from backbone.engine.micro_batches import BusyMeter, GroupPlanner, Stopwatch
 from backbone.engine.sequence import Sequence as EngineSequence
 from backbone.engine.shares import ShareMeter, Shares
+from backbone.engine.trips import TripMeter
 
 logger = logging.getLogger(__name__)
 

@@ -16,10 +16,8 @@ from backbone.engine.measured import Measured
 from backbone.engine.micro_batches import (
     BusyMeter,
     GroupPlanner,
-    LayerTrip,
     RowCosts,
     Stopwatch,
-    TripMeter,
     layer_period_s,
     next_n_groups,
     smallest_that_hides,
@@ -28,6 +26,7 @@ from backbone.engine.placement import DispatchBatch
 from backbone.engine.service import ServiceLimits, make_groups
 from backbone.engine.service_core import ServiceCore
 from backbone.engine.transport import NoWorkers
+from backbone.engine.trips import LayerTrip, TripMeter
 from tests.unit.engine_service import single_run, spec, tiny_model
 from tests.unit.virtual_time import VirtualLoop, run
 
