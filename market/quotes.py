@@ -11,11 +11,10 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from market.rewards import Quote
-from market.sql_retry import in_transaction
+from market.sql_retry import MOST_NAMES, in_transaction
 from market.work_models import RateQuote
 
 KEPT_S = 30 * 86_400.0
-MOST_NAMES = 500  # in one query: SQLite takes a bounded number of parameters
 
 
 def record_quote(node_id: str, quote: Quote) -> None:

@@ -16,10 +16,10 @@ from market.ledger import post
 from market.ledger_entries import LedgerError, node_account, owner_account
 from market.ledger_models import RecordedBatch
 from market.models import NodeToken
-from market.quotes import MOST_NAMES, quotes_of
+from market.quotes import quotes_of
 from market.rewards import Priced, events, price
 from market.settings import MarketSettings
-from market.sql_retry import in_transaction
+from market.sql_retry import MOST_NAMES, in_transaction
 from market.tokens import TokenScope
 from market.work_batch import WorkBatch
 

@@ -16,6 +16,7 @@ T = TypeVar("T")
 
 TRIES = 8
 FIRST_WAIT_S = 0.05
+MOST_NAMES = 500  # in one query: SQLite takes a bounded number of parameters
 
 
 def in_transaction(work: Callable[[], T], sleep: Callable[[float], None] = time.sleep) -> T:

@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvasir.errors import ConfigError
-from market.quotes import MOST_NAMES
-from market.sql_retry import in_transaction
+from market.sql_retry import MOST_NAMES, in_transaction
 from market.work_models import Evidence, NodeTrust
 
 
