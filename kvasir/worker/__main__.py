@@ -14,7 +14,8 @@ from collections.abc import Sequence
 
 from kvasir.errors import KvasirError
 from kvasir.worker.agent_config import AgentConfig
-from kvasir.worker.config import WorkerConfig, parse_command
+from kvasir.worker.config import parse_command
+from kvasir.worker.serving_config import WorkerConfig
 from kvasir.worker.holdings import Holdings, open_holdings
 from kvasir.worker.join import RelayWorker
 from kvasir.worker.memory import keep_heap_small

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from kvasir.worker.config import WorkerConfig
+from kvasir.worker.serving_config import WorkerConfig
 from kvasir.worker.holdings import Holdings
 from kvasir.worker.join import RelayWorker
 

@@ -10,7 +10,7 @@ import json
 from dataclasses import asdict, dataclass
 from itertools import groupby
 
-from kvasir.worker.config import MIB, WorkerConfig
+from kvasir.worker.serving_config import MIB, WorkerConfig
 from kvasir.worker.holdings import Holdings
 from kvasir.worker.kernel_choice import kernel_facts
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvasir.worker.config import Deadlines
+from kvasir.worker.serving_config import Deadlines
 
 
 @dataclass(frozen=True, slots=True)

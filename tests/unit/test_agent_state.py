@@ -13,7 +13,8 @@ from kvasir.errors import ConfigError
 from kvasir.experts import ExpertRange
 from kvasir.worker.agent_config import AgentConfig, default_directory
 from kvasir.worker.agent_state import SavedState, StateDirectory
-from kvasir.worker.config import WorkerConfig, parse_arguments, parse_command
+from kvasir.worker.config import parse_arguments, parse_command
+from kvasir.worker.serving_config import WorkerConfig
 from kvasir.worker.node_credentials import NodeCredentials, given_credentials
 from kvasir.worker.plan_state import Piece, SiteModel
 
