@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from kvasir.experts import FloatRows, LayerExperts
 
+Floats = npt.NDArray[np.float32]
 EncodedRows = npt.NDArray[np.uint8]  # [n, row_bytes]
 Pairs = npt.NDArray[np.int32]  # [n_pairs]
 

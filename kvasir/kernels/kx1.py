@@ -22,8 +22,8 @@ from kvasir.kernels import native
 from kvasir.kernels.api import EncodedRows, Pairs, RowFormat
 from kvasir.kernels.checks import check_encoded_rows, check_finite, check_float_rows, check_pairs, check_range
 from kvasir.kernels.fingerprint import KX1_NAME, KX1_VERSION, kernel_fingerprint
+from kvasir.kernels.isa import NUMPY, wanted_isa
 from kvasir.kernels.native import address
-from kvasir.kernels.registry import NUMPY, wanted_isa
 from kvasir.kernels.selftest import self_test
 from kvasir.memory_pool import POOL
 

@@ -7,7 +7,6 @@ its kernel is made, so nothing pays for one that it does not use.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterable
 from functools import cache
 
@@ -16,22 +15,9 @@ from kvasir.experts import LayerExperts
 from kvasir.kernels.api import ExpertKernel
 from kvasir.kernels.backend import CPU, Backend, on_backend
 from kvasir.kernels.fingerprint import FLOAT_NAME, KX1_NAME
-
-ISA_VARIABLE = "KVASIR_ISA"
-NUMPY = "numpy"
-NATIVE_ISAS = ("scalar", "avx2", "avx512", "neon", "dotprod")
+from kvasir.kernels.isa import NUMPY, wanted_isa
 
 logger = logging.getLogger(__name__)
-
-
-def wanted_isa() -> str | None:
-    """The build of KX1 that KVASIR_ISA forces, or None; raises ConfigError when it names none."""
-    value = os.environ.get(ISA_VARIABLE, "")
-    if value and value not in (*NATIVE_ISAS, NUMPY):
-        raise ConfigError(
-            f"{ISA_VARIABLE} is {value!r}; it must be one of {', '.join((*NATIVE_ISAS, NUMPY))}, or unset"
-        )
-    return value or None
 
 
 def kernel_named(name: str, n_threads: int | None = None, backend: Backend = CPU) -> ExpertKernel:

@@ -17,10 +17,10 @@ import numpy.typing as npt
 
 from kvasir.errors import KernelError
 from kvasir.kernels import native
+from kvasir.kernels.api import Floats
+from kvasir.kernels.isa import NUMPY, wanted_isa
 from kvasir.kernels.native import address as _at
-from kvasir.kernels.registry import NUMPY, wanted_isa
 
-Floats = npt.NDArray[np.float32]
 # Of one sequence: slot, first row, rows, position of the first row; as in csrc/rowops.h.
 SegmentNumbers = tuple[int, int, int, int]
 MAX_CONV_WIDTH = 16

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from kvasir.errors import KernelError
-from kvasir.kernels.rowops import Floats
+from kvasir.kernels.api import Floats
 
 LANES = 16
 PRODUCTS_AT_ONCE = 1 << 22  # bounds the memory of a product's lanes

@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from kvasir.errors import KvasirError
 from kvasir.worker.agent_config import AgentConfig
 from kvasir.worker.config import parse_command
-from kvasir.worker.serving_config import WorkerConfig
 from kvasir.worker.holdings import Holdings, open_holdings
 from kvasir.worker.join import RelayWorker
 from kvasir.worker.memory import keep_heap_small
 from kvasir.worker.report import Listening, joined_json, joined_text, stopped_json
 from kvasir.worker.serve import WorkerServer
+from kvasir.worker.serving_config import WorkerConfig
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from kvasir.worker.serving_config import WorkerConfig
 from kvasir.worker.holdings import Holdings
 from kvasir.worker.join import RelayWorker
+from kvasir.worker.serving_config import WorkerConfig
 
 HANDOVER_S = 20.0  # for the new edges; when the relay is away that long there is nothing to hand over
 OVERLAP_S = 3.0  # both serve: a backbone gives a new edge no work before it has tested it

@@ -21,9 +21,9 @@ from kvasir.relay_socket import RelaySocket
 from kvasir.wire_frames import Hello, Refuse, RefuseCode, Role
 from kvasir.wire_header import MAX_INFLIGHT_BYTES, Limits
 from kvasir.worker.compute import ComputeQueue
-from kvasir.worker.serving_config import WorkerConfig
 from kvasir.worker.connection import Connection, Service
 from kvasir.worker.holdings import Holdings
+from kvasir.worker.serving_config import WorkerConfig
 
 CONNECT_DEADLINE_S = 15.0
 

@@ -13,7 +13,8 @@ from kvasir.kernels import native
 from kvasir.kernels.api import ExpertKernel
 from kvasir.kernels.backend import CPU, Backend
 from kvasir.kernels.fingerprint import FLOAT_NAME
-from kvasir.kernels.registry import NUMPY, kernel_for, kernel_named, wanted_isa
+from kvasir.kernels.isa import NUMPY, wanted_isa
+from kvasir.kernels.registry import kernel_for, kernel_named
 
 KX1_KEPT_BYTES = 72 * 1024 * 1024  # working memory that the C library keeps: SCRATCH_KEPT_BYTES of its scratch.h
 

@@ -10,9 +10,9 @@ import json
 from dataclasses import asdict, dataclass
 from itertools import groupby
 
-from kvasir.worker.serving_config import MIB, WorkerConfig
 from kvasir.worker.holdings import Holdings
 from kvasir.worker.kernel_choice import kernel_facts
+from kvasir.worker.serving_config import MIB, WorkerConfig
 
 BASE_BYTES = 48 * MIB  # the program: interpreter, numpy, libraries, small buffers (44 MiB measured)
 

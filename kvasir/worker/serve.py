@@ -18,9 +18,9 @@ from kvasir.errors import ConfigError
 from kvasir.wire_frames import Refuse, RefuseCode
 from kvasir.wire_header import MAX_INFLIGHT_BYTES, Limits
 from kvasir.worker.compute import ComputeQueue
-from kvasir.worker.serving_config import WorkerConfig
 from kvasir.worker.connection import Connection, Service
 from kvasir.worker.holdings import Holdings
+from kvasir.worker.serving_config import WorkerConfig
 from kvasir.worker.watch import overdue
 
 WATCH_EVERY_S = 1.0

@@ -19,9 +19,9 @@ from kvasir.kernels.api import EncodedRows, ExpertKernel, LoadedExperts, Pairs
 from kvasir.model_card import ModelCard
 from kvasir.slice_file import SliceFile
 from kvasir.slices import plan_slice, write_slice
-from kvasir.worker.serving_config import WorkerConfig
 from kvasir.worker.holdings import Holdings, open_holdings
 from kvasir.worker.serve import WorkerServer
+from kvasir.worker.serving_config import WorkerConfig
 
 T = TypeVar("T")
 

@@ -13,6 +13,7 @@ from kvasir.errors import ConfigError, KernelError
 from kvasir.experts import ExpertStack, LayerExperts, row_bytes
 from kvasir.kernels import float_kernel, native, registry
 from kvasir.kernels.float_kernel import FloatKernel
+from kvasir.kernels.isa import NATIVE_ISAS, wanted_isa
 from kvasir.kernels.kx1 import KX1Kernel
 from kvasir.kernels.oracle import NumpyKX1Kernel
 
@@ -80,7 +81,7 @@ def test_a_native_build_can_be_forced(monkeypatch: pytest.MonkeyPatch, isa: str)
 
 
 def test_a_build_of_another_cpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    other = next(isa for isa in registry.NATIVE_ISAS if isa not in native.load().isa_names)
+    other = next(name for name in NATIVE_ISAS if name not in native.load().isa_names)
     monkeypatch.setenv("KVASIR_ISA", other)
     with pytest.raises(ConfigError, match=other):
         registry.kernel_named("kx1")
@@ -95,7 +96,7 @@ def test_an_unknown_isa_is_refused_with_variable_and_value(monkeypatch: pytest.M
 
 def test_an_empty_isa_means_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVASIR_ISA", "")
-    assert registry.wanted_isa() is None
+    assert wanted_isa() is None
 
 
 def test_an_unknown_kernel_is_refused_by_name() -> None:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from kvasir.errors import KernelError
 from kvasir.kernels import native
-from kvasir.kernels.rowops import Floats, NativeRowOps, SegmentNumbers, row_ops
+from kvasir.kernels.api import Floats
+from kvasir.kernels.rowops import NativeRowOps, SegmentNumbers, row_ops
 from kvasir.kernels.rowops_numpy import NumpyRowOps
 from kvasir.kernels.rowops_numpy import exp as numpy_exp
 

@@ -32,8 +32,8 @@ from kvasir.wire_frames import (
 from kvasir.wire_header import HEADER, Limits, sums_bytes
 from kvasir.wire_split import result_bytes
 from kvasir.worker.compute import ComputeQueue, Job
-from kvasir.worker.serving_config import Deadlines
 from kvasir.worker.connection import Connection, Service
+from kvasir.worker.serving_config import Deadlines
 from kvasir.worker.watch import Moments, overdue
 from tests.unit.fake_experts import D_MODEL, KERNEL, MODEL, FakeExperts, fake_holdings
 from tests.unit.virtual_time import Socket, VirtualLoop, run, settle
