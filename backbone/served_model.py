@@ -23,8 +23,8 @@ from backbone.service_settings import ServiceSettings
 from backbone.slot_memory import available_memory, too_many_slots
 from kvasir import __version__
 from kvasir.byte_sizes import format_size
-from kvasir.gguf_index import GGUFIndex
-from kvasir.model_card import ModelCard
+from kvasir.gguf.index import GGUFIndex
+from kvasir.slicing.model_card import ModelCard
 
 logger = logging.getLogger(__name__)
 

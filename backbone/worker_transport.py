@@ -12,8 +12,8 @@ from backbone.engine.transport import NoWorkers, Transport
 from backbone.engine.worker_address import WorkerAddress
 from backbone.service_settings import ServiceSettings
 from kvasir.errors import ConfigError
-from kvasir.relay_directory import FixedDirectory, RedisDirectory, RelayDirectory
-from kvasir.wire_frames import Hello, ReplyType
+from kvasir.relay.directory import FixedDirectory, RedisDirectory, RelayDirectory
+from kvasir.wire.frames import Hello, ReplyType
 
 _REDIS_TIMEOUT_S = 5.0
 

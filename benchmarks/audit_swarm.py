@@ -23,7 +23,7 @@ from backbone.engine.trust_book import Forgetful
 from backbone.engine.worker_address import WorkerAddress
 from backbone.management.generation import Generation, generate
 from kvasir.kernels.registry import kernel_named
-from kvasir.worker.holdings import open_holdings
+from kvasir.worker.serving.holdings import open_holdings
 from kvasir_site.local_workers import LocalWorker
 from tests.swarm.liars import Sometimes
 from tests.swarm.swarm import cut, lying, serving

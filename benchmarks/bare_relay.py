@@ -10,7 +10,7 @@ import itertools
 
 from websockets.asyncio.server import ServerConnection, serve
 
-from kvasir.relay_records import MAX_MESSAGE_BYTES, RECORD, record_spans
+from kvasir.relay.records import MAX_MESSAGE_BYTES, RECORD, record_spans
 
 
 class BareRelay:

@@ -19,10 +19,10 @@ from benchmarks.expert_model import QUICK, ExpertShape, write_expert_model
 from benchmarks.expert_speed import Speed, measure_speed
 from benchmarks.expert_worker import worker_ratios
 from benchmarks.machine import describe_commit, describe_machine
-from kvasir.gguf_index import GGUFIndex
+from kvasir.gguf.index import GGUFIndex
 from kvasir.kernels.kx1 import KX1Kernel
-from kvasir.model_card import ModelCard
-from kvasir.slices import model_experts
+from kvasir.slicing.model_card import ModelCard
+from kvasir.slicing.slices import model_experts
 from tests.oracles.ggml_experts import GgmlExperts
 
 N_THREADS = 1

@@ -25,10 +25,10 @@ from benchmarks.load_model_file import QUICK, ModelShape, fill_experts, write_sp
 from benchmarks.load_worker import WorkerMemory, worker_memory
 from benchmarks.machine import describe_commit, describe_machine
 from kvasir.experts import ExpertRange
-from kvasir.gguf_index import GGUFIndex
-from kvasir.model_card import ModelCard
-from kvasir.slice_plan import SlicePlan
-from kvasir.slices import plan_slice, write_slice
+from kvasir.gguf.index import GGUFIndex
+from kvasir.slicing.model_card import ModelCard
+from kvasir.slicing.slice_plan import SlicePlan
+from kvasir.slicing.slices import plan_slice, write_slice
 
 MB = 1_000_000
 # 64 experts of the two kinds of layer: down in Q6_K and in Q4_K

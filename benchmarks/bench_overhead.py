@@ -34,9 +34,9 @@ from benchmarks.real_shape_model import QUICK as QUICK_SHAPE
 from benchmarks.real_shape_model import RealShape, model_bytes, require_room, write_real_shape
 from benchmarks.relay_sandbox import kvasir_relay
 from kvasir.experts import ExpertRange
-from kvasir.relay_directory import FixedDirectory
-from kvasir.slices import plan_slice, write_slice
-from kvasir.wire_frames import Role
+from kvasir.relay.directory import FixedDirectory
+from kvasir.slicing.slices import plan_slice, write_slice
+from kvasir.wire.frames import Role
 
 START_DEADLINE_S = 60.0
 N_PROMPT = 4

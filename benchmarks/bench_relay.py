@@ -20,7 +20,7 @@ from benchmarks.machine import describe_commit, describe_machine
 from benchmarks.relay_load import Load
 from benchmarks.relay_sandbox import RelayUnderTest, bare_relay, kvasir_relay
 from benchmarks.relay_slow import push_at_slow_readers
-from kvasir.wire_frames import Role
+from kvasir.wire.frames import Role
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,8 @@ from benchmarks.load_model_file import ModelShape, fill_experts, write_sparse_mo
 from benchmarks.machine import describe_commit, describe_machine
 from benchmarks.slice_servers import NginxMissingError, ServerUnderTest, nginx_server, site_server
 from kvasir.experts import ExpertRange
-from kvasir.gguf_index import GGUFIndex
-from kvasir.model_card import ModelCard
+from kvasir.gguf.index import GGUFIndex
+from kvasir.slicing.model_card import ModelCard
 
 MB = 1_000_000
 N_CLIENTS = 8

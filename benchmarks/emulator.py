@@ -30,10 +30,10 @@ from kvasir.errors import EdgeError, EdgeTimeout
 from kvasir.experts import ExpertRange, FloatRows
 from kvasir.kernels.api import EncodedRows, Pairs, RowFormat
 from kvasir.kernels.sums import RowSums
-from kvasir.wire import FrameDecoder, encode
-from kvasir.wire_frames import Dispatch, Result, SumOrder, SumResult
-from kvasir.wire_header import PROTOCOL_LIMITS
-from kvasir.wire_split import DispatchPart, split_dispatch
+from kvasir.wire.codec import FrameDecoder, encode
+from kvasir.wire.frames import Dispatch, Result, SumOrder, SumResult
+from kvasir.wire.header import PROTOCOL_LIMITS
+from kvasir.wire.split import DispatchPart, split_dispatch
 
 BACKBONE_BYTES_S = 1e9 / 8
 

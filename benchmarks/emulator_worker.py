@@ -18,9 +18,9 @@ from benchmarks.emulator_classes import Flight, LinkClass, Port, WorkerClass
 from benchmarks.emulator_clock import CpuLoop
 from kvasir.experts import ExpertRange, FloatRows
 from kvasir.kernels.api import EncodedRows, LoadedExperts, Pairs
-from kvasir.wire import decode, encode
-from kvasir.wire_frames import Dispatch
-from kvasir.worker.compute import Job, compute_batch
+from kvasir.wire.codec import decode, encode
+from kvasir.wire.frames import Dispatch
+from kvasir.worker.serving.compute import Job, compute_batch
 
 
 class HeldExperts:

@@ -16,7 +16,7 @@ from backbone.engine.transport import NoWorkers
 from backbone.engine.worker_address import WorkerAddress
 from backbone.management.generation import first_difference, generate
 from kvasir.experts import ExpertRange
-from kvasir.slices import plan_slice, write_slice
+from kvasir.slicing.slices import plan_slice, write_slice
 from kvasir_site.local_workers import LocalWorkers
 
 PROMPTS = ([5, 17, 99, 4, 250, 31, 8], [61, 3], [200, 200, 7])

@@ -19,14 +19,14 @@ import numpy as np
 
 from benchmarks.expert_model import ExpertShape
 from benchmarks.expert_speed import as_pairs, compute, draw_ids
-from kvasir.edge import TcpEdge
+from kvasir.edge.tcp_edge import TcpEdge
 from kvasir.experts import ExpertRange
-from kvasir.gguf_index import GGUFIndex
+from kvasir.gguf.index import GGUFIndex
 from kvasir.kernels.api import ExpertKernel
-from kvasir.model_card import ModelCard
-from kvasir.slice_file import SliceFile
-from kvasir.slices import plan_slice, write_slice
-from kvasir.wire_frames import Hello, Role
+from kvasir.slicing.model_card import ModelCard
+from kvasir.slicing.slice_file import SliceFile
+from kvasir.slicing.slices import plan_slice, write_slice
+from kvasir.wire.frames import Hello, Role
 
 DEADLINE_S = 120.0
 

@@ -14,9 +14,9 @@ import numpy.typing as npt
 from gguf import GGMLQuantizationType as Quant
 
 from kvasir.experts import FloatRows, LayerExperts
-from kvasir.kernels.gpu_device import Bindings, GpuDevice, Step
-from kvasir.kernels.gpu_shaders import Kind, Program
-from kvasir.kernels.gpu_tables import (
+from kvasir.kernels.gpu.device import Bindings, GpuDevice, Step
+from kvasir.kernels.gpu.shaders import Kind, Program
+from kvasir.kernels.gpu.tables import (
     CallTables,
     Dispatch,
     PlacedExpert,

@@ -17,9 +17,9 @@ import numpy as np
 from benchmarks.gpu_float import FloatGpuExpert
 from benchmarks.wasm_speed import TYPES
 from kvasir.experts import ExpertStack, FloatRows, LayerExperts
-from kvasir.kernels.gpu import GpuKX1Kernel
-from kvasir.kernels.gpu_device import GpuDevice, GpuError, open_device
-from kvasir.kernels.gpu_tables import Tunables
+from kvasir.kernels.gpu.device import GpuDevice, GpuError, open_device
+from kvasir.kernels.gpu.kernel import GpuKX1Kernel
+from kvasir.kernels.gpu.tables import Tunables
 from kvasir.kernels.kx1 import KX1Kernel
 from kvasir.kernels.selftest_inputs import made_weights, plain_rows
 from tests.contract.test_kx1_golden import FROZEN_FINGERPRINT, HEADER, array, made_layer, sha256

@@ -17,7 +17,7 @@ from gguf import GGML_QUANT_SIZES
 from gguf import GGMLQuantizationType as QuantType
 
 from kvasir.experts import ExpertRange
-from kvasir.gguf_index import GGUFIndex
+from kvasir.gguf.index import GGUFIndex
 
 ARCHITECTURE = "qwen35moe"
 

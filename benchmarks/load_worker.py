@@ -17,10 +17,10 @@ from pathlib import Path
 
 import numpy as np
 
-from kvasir.edge import TcpEdge
+from kvasir.edge.tcp_edge import TcpEdge
 from kvasir.kernels.registry import kernel_for
-from kvasir.slice_file import SliceFile
-from kvasir.wire_frames import Hello, Role
+from kvasir.slicing.slice_file import SliceFile
+from kvasir.wire.frames import Hello, Role
 
 N_ROWS = 8
 DEADLINE_S = 120.0

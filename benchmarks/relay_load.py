@@ -17,9 +17,9 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from kvasir.experts import ExpertRange
 from kvasir.kernels.api import RowFormat
-from kvasir.relay_records import MAX_MESSAGE_BYTES, RECORD, RELAY_EDGE, opening_message, record, record_spans
-from kvasir.wire_frames import Hello, Role, Welcome
-from kvasir.wire_header import HEADER, HEADER_BYTES, MAGIC, VERSION, Kind, WireType
+from kvasir.relay.records import MAX_MESSAGE_BYTES, RECORD, RELAY_EDGE, opening_message, record, record_spans
+from kvasir.wire.frames import Hello, Role, Welcome
+from kvasir.wire.header import HEADER, HEADER_BYTES, MAGIC, VERSION, Kind, WireType
 
 MODEL, KERNEL = "ab" * 32, "cd" * 32
 

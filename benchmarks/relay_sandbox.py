@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from kvasir.wire_frames import Role
+from kvasir.wire.frames import Role
 
 ROOT = Path(__file__).parents[1]
 START_DEADLINE_S = 30.0

@@ -10,9 +10,9 @@ import asyncio
 from websockets.asyncio.client import ClientConnection
 
 from benchmarks.relay_load import as_record, frame, join, read_records, welcome_on
-from kvasir.relay_records import RELAY_EDGE
-from kvasir.wire_frames import Role
-from kvasir.wire_header import HEADER, Kind
+from kvasir.relay.records import RELAY_EDGE
+from kvasir.wire.frames import Role
+from kvasir.wire.header import HEADER, Kind
 
 PAYLOAD_BYTES = 1_000_000
 WINDOW = 12  # of 1 MB each way, within an edge's credit

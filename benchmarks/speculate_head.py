@@ -32,10 +32,10 @@ from backbone.engine.rope import RopeTable
 from backbone.engine.stable_ops import StableOps
 from backbone.engine.step import Step
 from benchmarks.real_shape_model import QUICK, RealShape, model_bytes, require_room, write_real_shape
-from kvasir.expert_tensors import find_expert_tensors, layer_experts
 from kvasir.experts import WeightMatrix
-from kvasir.gguf_index import GGUFIndex
+from kvasir.gguf.index import GGUFIndex
 from kvasir.kernels.registry import kernel_for
+from kvasir.slicing.expert_tensors import find_expert_tensors, layer_experts
 
 N_LAYERS = 48  # of the model
 ROWS = (1, 8)

@@ -32,8 +32,8 @@ from benchmarks.machine import describe_commit, describe_machine
 from benchmarks.real_shape_model import model_bytes, require_room, write_real_shape
 from benchmarks.relay_sandbox import kvasir_relay
 from kvasir.kernels.kx1 import LoadedKX1Experts
-from kvasir.relay_directory import FixedDirectory
-from kvasir.wire_frames import Role
+from kvasir.relay.directory import FixedDirectory
+from kvasir.wire.frames import Role
 
 N_PROMPT = 4
 N_ROUNDS = 3

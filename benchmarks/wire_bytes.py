@@ -14,10 +14,10 @@ from benchmarks.real_routing import Routed
 from kvasir.experts import ExpertRange, FloatRows
 from kvasir.kernels.api import EncodedRows, RowFormat
 from kvasir.kernels.sums import BLOCK, Exponents, sum_outputs
-from kvasir.wire import encode
-from kvasir.wire_frames import Dispatch, Frame, HalfRows, ReplyType, Result, SumOrder, SumResult, f16_reply
-from kvasir.wire_header import PROTOCOL_LIMITS
-from kvasir.wire_split import split_dispatch
+from kvasir.wire.codec import encode
+from kvasir.wire.frames import Dispatch, Frame, HalfRows, ReplyType, Result, SumOrder, SumResult, f16_reply
+from kvasir.wire.header import PROTOCOL_LIMITS
+from kvasir.wire.split import split_dispatch
 
 
 class Reply(StrEnum):

@@ -24,7 +24,7 @@ from benchmarks.real_routing import DEMO, STORIES
 from benchmarks.wire_bytes import LayerRows
 from kvasir.experts import ExpertStack, FloatRows, LayerExperts
 from kvasir.kernels.sums import sum_outputs, sums_to_float
-from kvasir.slices import model_experts
+from kvasir.slicing.slices import model_experts
 from tests.oracles.model_runs import forward
 from tests.oracles.quantise import dequantise
 

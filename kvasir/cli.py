@@ -18,12 +18,12 @@ from tqdm import tqdm
 from kvasir import __version__
 from kvasir.byte_sizes import format_size, parse_size
 from kvasir.errors import KvasirError, SliceError
-from kvasir.gguf_index import GGUFIndex
-from kvasir.inspect_report import USUAL_BUDGETS, model_text, model_values, slice_text, slice_values
-from kvasir.manifest import Manifest
-from kvasir.model_card import ModelCard
-from kvasir.slice_file import SliceFile, is_slice
-from kvasir.slices import parse_ranges, plan_slice, write_slice
+from kvasir.gguf.index import GGUFIndex
+from kvasir.slicing.inspect_report import USUAL_BUDGETS, model_text, model_values, slice_text, slice_values
+from kvasir.slicing.manifest import Manifest
+from kvasir.slicing.model_card import ModelCard
+from kvasir.slicing.slice_file import SliceFile, is_slice
+from kvasir.slicing.slices import parse_ranges, plan_slice, write_slice
 
 _EXAMPLES = """\
 examples:

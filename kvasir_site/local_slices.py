@@ -7,13 +7,13 @@ from __future__ import annotations
 from itertools import pairwise
 from pathlib import Path
 
-from kvasir.budget import WORKER_OVERHEAD_BYTES
 from kvasir.errors import KvasirError
 from kvasir.experts import ExpertRange
-from kvasir.gguf_index import GGUFIndex
-from kvasir.model_card import ModelCard
-from kvasir.slice_file import SliceFile
-from kvasir.slices import plan_slice, write_slice
+from kvasir.gguf.index import GGUFIndex
+from kvasir.slicing.budget import WORKER_OVERHEAD_BYTES
+from kvasir.slicing.model_card import ModelCard
+from kvasir.slicing.slice_file import SliceFile
+from kvasir.slicing.slices import plan_slice, write_slice
 
 
 def cut_shares(model: Path, n_shares: int, directory: Path) -> list[Path]:

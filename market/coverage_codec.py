@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvasir.experts import ExpertRange
-from kvasir.model_card import LAYERS_MAX
+from kvasir.slicing.model_card import LAYERS_MAX
 
 LARGEST_COUNT = 0xFFFF
 _RANGE = struct.Struct("<HHH")

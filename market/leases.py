@@ -13,8 +13,8 @@ from enum import StrEnum
 
 import numpy as np
 
-from kvasir.expert_ranges import merge_ranges
 from kvasir.experts import ExpertRange
+from kvasir.slicing.expert_ranges import merge_ranges
 from market.coverage_store import CoverageStore, View
 from market.model_facts import ModelFacts
 from market.scarcity import Budget, Counts, Mask, Offer, choose, smallest_wanted_bytes

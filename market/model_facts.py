@@ -17,10 +17,10 @@ from django.conf import settings
 
 from kvasir.errors import KvasirError, SliceError
 from kvasir.experts import ExpertRange
-from kvasir.gguf_index import GGUFIndex
+from kvasir.gguf.index import GGUFIndex
 from kvasir.kernels.fingerprint import FLOAT_NAME, KX1_NAME
-from kvasir.model_card import ModelCard
-from kvasir.slices import model_experts
+from kvasir.slicing.model_card import ModelCard
+from kvasir.slicing.slices import model_experts
 from market.errors import MarketError
 
 Int64 = npt.NDArray[np.int64]

@@ -6,8 +6,8 @@ Called by `market.participation`.
 
 from __future__ import annotations
 
-from kvasir.expert_ranges import merge_ranges
 from kvasir.experts import ExpertRange
+from kvasir.slicing.expert_ranges import merge_ranges
 from market.errors import MarketError
 from market.model_facts import ModelFacts
 

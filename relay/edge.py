@@ -12,7 +12,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from kvasir.errors import WireError
-from kvasir.wire_header import FLAG_SUMS, HEADER, HEADER_BYTES, MAGIC, VERSION, Buffer, Kind, sums_bytes
+from kvasir.wire.header import FLAG_SUMS, HEADER, HEADER_BYTES, MAGIC, VERSION, Buffer, Kind, sums_bytes
 
 VALUE_BYTES = 4  # an f16 answer may have to go as f32
 PAIR_BYTES = 8  # in a dispatch; not counted as under way, as over TCP

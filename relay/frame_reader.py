@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from kvasir.memory_pool import POOL
-from kvasir.wire_header import Buffer
+from kvasir.kernels.memory_pool import POOL
+from kvasir.wire.header import Buffer
 
 try:
     from websockets.speedups import apply_mask

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from kvasir.errors import WireError
-from kvasir.relay_records import RECORD_BYTES, RELAY_EDGE, record_spans
-from kvasir.wire import decode
-from kvasir.wire_frames import Fault, FaultCode, Goaway, Ping, Pong, Refuse, RefuseCode, Role, clipped
-from kvasir.wire_header import MAX_PAYLOAD_BYTES, Buffer, Kind
+from kvasir.relay.records import RECORD_BYTES, RELAY_EDGE, record_spans
+from kvasir.wire.codec import decode
+from kvasir.wire.frames import Fault, FaultCode, Goaway, Ping, Pong, Refuse, RefuseCode, Role, clipped
+from kvasir.wire.header import MAX_PAYLOAD_BYTES, Buffer, Kind
 from relay.edge import EdgeBrokenError, EdgeLedger, Passage, read_facts
 from relay.pairing import disagreement, sides, worker_refusal
 from relay.station import Edge, Station

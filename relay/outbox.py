@@ -11,8 +11,8 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 
-from kvasir.relay_records import MAX_BUNDLE_BYTES
-from kvasir.wire_header import Buffer
+from kvasir.relay.records import MAX_BUNDLE_BYTES
+from kvasir.wire.header import Buffer
 
 HIGH_WATER_BYTES = 2 * 1024 * 1024
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from kvasir.wire_frames import Hello, Refuse, RefuseCode, Role
+from kvasir.wire.frames import Hello, Refuse, RefuseCode, Role
 
 
 def disagreement(backbone: Hello, worker: Hello) -> Refuse | None:

@@ -12,8 +12,8 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable
 
-from kvasir.relay_directory import REFRESH_EVERY_S, FixedDirectory, RelayDirectory, checked_url
-from kvasir.wire_frames import Refuse, RefuseCode, clipped
+from kvasir.relay.directory import REFRESH_EVERY_S, FixedDirectory, RelayDirectory, checked_url
+from kvasir.wire.frames import Refuse, RefuseCode, clipped
 from market import tokens
 from relay.application import RelayApplication
 from relay.frame_reader import HAS_FAST_UNMASKING

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from django.conf import settings
 
-from kvasir.relay_directory import FixedDirectory, RedisDirectory, RelayDirectory
+from kvasir.relay.directory import FixedDirectory, RedisDirectory, RelayDirectory
 from relay.service import RelayService
 
 

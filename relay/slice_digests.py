@@ -14,11 +14,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from kvasir.errors import SliceError
-from kvasir.expert_places import digest_places, expert_places
-from kvasir.expert_tensors import find_expert_tensors
 from kvasir.experts import ExpertRange
-from kvasir.manifest import ExpertDigest, ExpertKey, Manifest
-from kvasir.slice_plan import SlicePlan
+from kvasir.slicing.expert_places import digest_places, expert_places
+from kvasir.slicing.expert_tensors import find_expert_tensors
+from kvasir.slicing.manifest import ExpertDigest, ExpertKey, Manifest
+from kvasir.slicing.slice_plan import SlicePlan
 from relay.slice_planning import OpenModel, PlannedSlice
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ import json
 import re
 from urllib.parse import quote
 
-from kvasir.manifest import Manifest
+from kvasir.slicing.manifest import Manifest
 from relay.slice_planning import PlannedSlice
 
 _PART_NAME = re.compile(r"-\d{5}-of-\d{5}\.gguf$", re.ASCII)

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from kvasir.errors import GGUFError
-from kvasir.slice_plan import SlicePlan
+from kvasir.slicing.slice_plan import SlicePlan
 from relay.slice_limits import DownloadBook, Throttle
 from relay.slice_planning import FileSpan, read_span, segments
 from relay.slice_ranges import Span

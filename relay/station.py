@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from kvasir.relay_records import record
-from kvasir.wire_frames import Frame, Hello
+from kvasir.relay.records import record
+from kvasir.wire.frames import Frame, Hello
 from relay.edge import EdgeLedger
 from relay.outbox import Outbox
 

@@ -20,9 +20,9 @@ from daphne.ws_protocol import WebSocketProtocol
 from twisted.internet import defer, reactor
 from twisted.internet.main import CONNECTION_DONE, CONNECTION_LOST
 
-from kvasir.edge_keepalive import KeepAliveAction
-from kvasir.signs_of_life import LOOK_EVERY_S, SignsOfLife
-from kvasir.wire_header import Buffer
+from kvasir.edge.keepalive import KeepAliveAction
+from kvasir.edge.signs_of_life import LOOK_EVERY_S, SignsOfLife
+from kvasir.wire.header import Buffer
 from relay.frame_reader import FrameReader
 from relay.http_responses import BoundedResponses
 from relay.receive_queue import ReceiveQueue

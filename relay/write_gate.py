@@ -12,7 +12,7 @@ from typing import Any
 
 from twisted.internet.main import CONNECTION_LOST
 
-from kvasir.wire_header import Buffer
+from kvasir.wire.header import Buffer
 
 SMALL_BYTES = 64 * 1024
 

@@ -29,7 +29,7 @@ from backbone.engine.model_config import (
     SharedExpertConfig,
 )
 from kvasir.errors import GGUFError, UnsupportedModelError
-from kvasir.model_card import LAYERS_MAX
+from kvasir.slicing.model_card import LAYERS_MAX
 
 
 @dataclass(frozen=True, slots=True)

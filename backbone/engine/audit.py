@@ -18,7 +18,7 @@ from backbone.engine.reply_format import ReplyFormat, round_replies
 from kvasir.experts import FloatRows
 from kvasir.kernels.api import EncodedRows, RowFormat
 from kvasir.kernels.sums import RowSums, sum_outputs
-from kvasir.wire_frames import SumOrder
+from kvasir.wire.frames import SumOrder
 
 MAX_EVIDENCE_EXPERTS = 64
 FLOAT_TOLERANCE = 1e-3  # of the largest value of a row

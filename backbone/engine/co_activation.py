@@ -3,7 +3,7 @@
 Workers hold ranges of consecutive experts; the fewer ranges a row's experts lie in, the fewer workers it is sent to.
 The layer is cut in halves again and again, each time by swaps that bring experts which are called together to the same
 side, while both sides keep about the same traffic: so any range of a power of two of a layer is such a group.
-`kvasir.expert_renumbering` writes a model in that order.
+`kvasir.slicing.expert_renumbering` writes a model in that order.
 """
 
 from __future__ import annotations

@@ -23,16 +23,16 @@ from backbone.engine.placement import CoverageSnapshot
 from backbone.engine.worker_address import WorkerAddress
 from backbone.engine.worker_health import Health, redial_delay_s
 from backbone.engine.worker_meter import WorkerMeter
-from kvasir.edge import TcpEdge
-from kvasir.edge_calls import Edge
+from kvasir.edge.calls import Edge
+from kvasir.edge.tcp_edge import TcpEdge
 from kvasir.errors import EdgeError, EdgeTimeout
 from kvasir.experts import FloatRows
 from kvasir.kernels.api import EncodedRows, Pairs, RowFormat
 from kvasir.kernels.sums import RowSums
-from kvasir.relay_directory import RelayDirectory
-from kvasir.relay_edge import RelayEdge
-from kvasir.relay_keeper import RelayKeeper
-from kvasir.wire_frames import Hello, ReplyType, SumOrder
+from kvasir.relay.directory import RelayDirectory
+from kvasir.relay.edge import RelayEdge
+from kvasir.relay.keeper import RelayKeeper
+from kvasir.wire.frames import Hello, ReplyType, SumOrder
 
 logger = logging.getLogger(__name__)
 

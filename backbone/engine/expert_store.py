@@ -12,10 +12,10 @@ import threading
 import numpy as np
 import numpy.typing as npt
 
-from kvasir.gguf_index import GGUFIndex
+from kvasir.gguf.index import GGUFIndex
 from kvasir.kernels.api import ExpertKernel, LoadedExperts
-from kvasir.model_card import ModelCard
-from kvasir.slices import model_experts
+from kvasir.slicing.model_card import ModelCard
+from kvasir.slicing.slices import model_experts
 
 
 class ExpertStore:

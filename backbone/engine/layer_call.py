@@ -25,7 +25,7 @@ from backbone.engine.transport import SumTransport, Transport
 from kvasir.experts import FloatRows
 from kvasir.kernels.api import EncodedRows, RowFormat
 from kvasir.kernels.sums import LIMIT, Exponents, RowSums, sum_outputs, sums_to_float
-from kvasir.wire_frames import SumOrder
+from kvasir.wire.frames import SumOrder
 
 
 class CallFacts(NamedTuple):

@@ -24,14 +24,14 @@ from backbone.engine.stable_ops import StableOps
 from backbone.engine.tokenizer import Tokenizer
 from backbone.engine.torch_ops import TorchOps
 from kvasir.byte_sizes import format_size
-from kvasir.gguf_index import GGUFIndex
+from kvasir.gguf.index import GGUFIndex
 from kvasir.kernels.backend import CPU as CPU_BACKEND
 from kvasir.kernels.backend import Backend
 from kvasir.kernels.native import usable_cores
 from kvasir.kernels.registry import kernel_for, kernel_named
-from kvasir.model_card import ModelCard
-from kvasir.slices import model_experts
-from kvasir.wire_frames import Hello, Role
+from kvasir.slicing.model_card import ModelCard
+from kvasir.slicing.slices import model_experts
+from kvasir.wire.frames import Hello, Role
 
 logger = logging.getLogger(__name__)
 

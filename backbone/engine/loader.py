@@ -15,9 +15,9 @@ from torch import Tensor
 from backbone.engine.model_config import ModelConfig, MoEConfig, Presence
 from backbone.engine.ops import Linear, Ops
 from kvasir.errors import GGUFError, UnsupportedModelError
-from kvasir.expert_tensors import ExpertTensors, find_expert_tensors, layer_of
 from kvasir.experts import WeightMatrix
-from kvasir.gguf_index import GGUFIndex
+from kvasir.gguf.index import GGUFIndex
+from kvasir.slicing.expert_tensors import ExpertTensors, find_expert_tensors, layer_of
 
 _NAMED_LEFT_OVERS = 5
 

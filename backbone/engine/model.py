@@ -25,7 +25,7 @@ from backbone.engine.ops import Ops
 from backbone.engine.rope import RopeTable
 from backbone.engine.step import Step
 from kvasir.errors import RequestError
-from kvasir.gguf_index import GGUFIndex
+from kvasir.gguf.index import GGUFIndex
 
 __all__ = ["Batch", "Layer", "Model"]
 

@@ -13,10 +13,10 @@ import torch
 
 from backbone.engine.arch import read_config
 from backbone.engine.model_config import ModelConfig
-from kvasir.expert_tensors import ExpertTensors, find_expert_tensors, layer_experts
-from kvasir.gguf_index import GGUFIndex
+from kvasir.gguf.index import GGUFIndex
 from kvasir.kernels.api import ExpertKernel, LoadedExperts
 from kvasir.kernels.registry import kernel_for
+from kvasir.slicing.expert_tensors import ExpertTensors, find_expert_tensors, layer_experts
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from backbone.engine.placement import CoverageSnapshot
 from kvasir.experts import FloatRows
 from kvasir.kernels.api import EncodedRows, Pairs, RowFormat
 from kvasir.kernels.sums import RowSums
-from kvasir.wire_frames import SumOrder
+from kvasir.wire.frames import SumOrder
 
 
 class Transport(Protocol):

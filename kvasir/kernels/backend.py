@@ -64,10 +64,10 @@ def wants_software() -> bool:
 
 
 def _with_gpu(cpu: ExpertKernel, backend: Backend) -> ExpertKernel:
-    from kvasir.kernels.gpu import GpuKX1Kernel
-    from kvasir.kernels.gpu_device import open_device
-    from kvasir.kernels.gpu_or_cpu import GpuOrCpuKernel
-    from kvasir.kernels.gpu_tunables import tune
+    from kvasir.kernels.gpu.device import open_device
+    from kvasir.kernels.gpu.kernel import GpuKX1Kernel
+    from kvasir.kernels.gpu.or_cpu import GpuOrCpuKernel
+    from kvasir.kernels.gpu.tunables import tune
 
     gpu = GpuKX1Kernel(open_device(wants_software()), cpu, backend.gpu_bytes)
     if not gpu.device.is_software:

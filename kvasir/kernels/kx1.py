@@ -23,9 +23,9 @@ from kvasir.kernels.api import EncodedRows, Pairs, RowFormat
 from kvasir.kernels.checks import check_encoded_rows, check_finite, check_float_rows, check_pairs, check_range
 from kvasir.kernels.fingerprint import KX1_NAME, KX1_VERSION, kernel_fingerprint
 from kvasir.kernels.isa import NUMPY, wanted_isa
+from kvasir.kernels.memory_pool import POOL
 from kvasir.kernels.native import address
 from kvasir.kernels.selftest import self_test
-from kvasir.memory_pool import POOL
 
 if TYPE_CHECKING:
     from kvasir.kernels.api import ExpertKernel

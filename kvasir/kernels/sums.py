@@ -13,8 +13,8 @@ from kvasir.errors import KernelError
 from kvasir.experts import FloatRows
 from kvasir.kernels import native, sums_oracle
 from kvasir.kernels.api import Pairs
+from kvasir.kernels.memory_pool import POOL
 from kvasir.kernels.native import address
-from kvasir.memory_pool import POOL
 
 BLOCK = 256
 LIMIT = 1 << 26  # of one pair's integer

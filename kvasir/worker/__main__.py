@@ -13,14 +13,14 @@ import sys
 from collections.abc import Sequence
 
 from kvasir.errors import KvasirError
-from kvasir.worker.agent_config import AgentConfig
-from kvasir.worker.config import parse_command
-from kvasir.worker.holdings import Holdings, open_holdings
-from kvasir.worker.join import RelayWorker
-from kvasir.worker.memory import keep_heap_small
-from kvasir.worker.report import Listening, joined_json, joined_text, stopped_json
-from kvasir.worker.serve import WorkerServer
-from kvasir.worker.serving_config import WorkerConfig
+from kvasir.worker.agent.config import AgentConfig
+from kvasir.worker.command_line import parse_command
+from kvasir.worker.serving.config import WorkerConfig
+from kvasir.worker.serving.holdings import Holdings, open_holdings
+from kvasir.worker.serving.join import RelayWorker
+from kvasir.worker.serving.memory import keep_heap_small
+from kvasir.worker.serving.report import Listening, joined_json, joined_text, stopped_json
+from kvasir.worker.serving.serve import WorkerServer
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 async def _work(config: AgentConfig) -> None:
-    from kvasir.worker.agent_start import run_agent  # httpx and all that is not needed to serve a slice
+    from kvasir.worker.agent.start import run_agent  # httpx and all that is not needed to serve a slice
 
     if not config.json:
         logging.getLogger("kvasir").setLevel(logging.ERROR)  # the agent says what matters itself

@@ -20,7 +20,7 @@ from backbone.engine.loaded_model import LoadedModel
 from backbone.engine.sampling_params import SamplingParams
 from backbone.engine.transport import NoWorkers
 from backbone.management.generation import generate
-from kvasir.budget import WORKER_OVERHEAD_BYTES
+from kvasir.slicing.budget import WORKER_OVERHEAD_BYTES
 from tests.browser.chromium import DEADLINE_S, Chromium, wait_until
 from tests.browser.raw_chromium import Tab
 from tests.swarm.agent_process import AgentProcess

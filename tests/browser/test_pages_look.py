@@ -16,7 +16,7 @@ import httpx
 import pytest
 from playwright.async_api import Page, Route
 
-from kvasir.budget import WORKER_OVERHEAD_BYTES
+from kvasir.slicing.budget import WORKER_OVERHEAD_BYTES
 from tests.browser.chromium import Chromium, browse, wait_until
 from tests.browser.contribution_states import STATES, stand_in
 from tests.swarm.agent_process import AgentProcess

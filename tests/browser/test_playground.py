@@ -11,7 +11,7 @@ import httpx
 import pytest
 from playwright.async_api import Page, Route
 
-from kvasir.budget import WORKER_OVERHEAD_BYTES
+from kvasir.slicing.budget import WORKER_OVERHEAD_BYTES
 from tests.browser.chromium import DEADLINE_S, Chromium, browse, wait_until
 from tests.browser.contributing import HALF_BYTES, contribute
 from tests.browser.test_pages_look import check

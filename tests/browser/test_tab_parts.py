@@ -6,11 +6,11 @@ import hashlib
 import json
 from pathlib import Path
 
-from kvasir.gguf_index import GGUFIndex
-from kvasir.manifest import Manifest
-from kvasir.model_card import ModelCard
-from kvasir.slice_file import SliceFile
-from kvasir.slices import parse_ranges, plan_slice
+from kvasir.gguf.index import GGUFIndex
+from kvasir.slicing.manifest import Manifest
+from kvasir.slicing.model_card import ModelCard
+from kvasir.slicing.slice_file import SliceFile
+from kvasir.slicing.slices import parse_ranges, plan_slice
 from relay.slice_manifests import manifest_answer
 from relay.slice_planning import SliceShelf
 from tests.browser.node_tests import run_node_tests

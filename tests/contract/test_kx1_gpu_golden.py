@@ -13,10 +13,10 @@ from gguf import GGMLQuantizationType as Quant
 
 from kvasir.errors import KernelError
 from kvasir.experts import ExpertStack, LayerExperts, WeightMatrix
-from kvasir.kernels.gpu import GpuKX1Kernel
-from kvasir.kernels.gpu_device import GpuDevice, open_device
-from kvasir.kernels.gpu_shaders import PAIRS_A_TASK, Kind
-from kvasir.kernels.gpu_tables import Tunables
+from kvasir.kernels.gpu.device import GpuDevice, open_device
+from kvasir.kernels.gpu.kernel import GpuKX1Kernel
+from kvasir.kernels.gpu.shaders import PAIRS_A_TASK, Kind
+from kvasir.kernels.gpu.tables import Tunables
 from kvasir.kernels.kx1 import KX1Kernel
 from kvasir.kernels.oracle_rows import unpack
 from kvasir.kernels.selftest_inputs import adversarial_rows, made_weights, plain_rows, words

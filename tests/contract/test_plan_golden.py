@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from kvasir.edge_keepalive import KeepAlive, keepalive_action
-from kvasir.reconnect import failures_after, reconnect_delay_s
-from kvasir.worker import plan, plan_changes
+from kvasir.edge.keepalive import KeepAlive, keepalive_action
+from kvasir.edge.reconnect import failures_after, reconnect_delay_s
+from kvasir.worker.agent import plan, plan_changes
 from tests.browser.node_tests import run_node_tests
 from tests.golden.make_plan import CASES
 from tests.golden.plan_values import ACTIONS, CHANGES, DECISIONS, from_plain, plain

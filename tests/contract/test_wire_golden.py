@@ -14,11 +14,14 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from kvasir import wire, wire_frames, wire_header, wire_payloads
 from kvasir.experts import ExpertRange
 from kvasir.kernels.api import RowFormat
-from kvasir.wire import FrameDecoder, decode, encode, join
-from kvasir.wire_frames import (
+from kvasir.wire import codec as wire
+from kvasir.wire import frames as wire_frames
+from kvasir.wire import header as wire_header
+from kvasir.wire import payloads as wire_payloads
+from kvasir.wire.codec import FrameDecoder, decode, encode, join
+from kvasir.wire.frames import (
     Dispatch,
     Fault,
     FaultCode,
@@ -37,7 +40,7 @@ from kvasir.wire_frames import (
     SumResult,
     Welcome,
 )
-from kvasir.wire_header import Kind, Limits, WireType, encoded_row_bytes
+from kvasir.wire.header import Kind, Limits, WireType, encoded_row_bytes
 from tests.golden.make_wire import FRAMES, GOLDEN, described
 
 Entry = dict[str, Any]

@@ -9,8 +9,8 @@ import zlib
 from pathlib import Path
 
 from kvasir.errors import WireError
-from kvasir.wire import decode, encode, join
-from kvasir.wire_header import HEADER_BYTES
+from kvasir.wire.codec import decode, encode, join
+from kvasir.wire.header import HEADER_BYTES
 from tests.browser.node_tests import run_node_tests
 from tests.golden.make_wire import GOLDEN, build
 

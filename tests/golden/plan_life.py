@@ -8,12 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 from kvasir.experts import ExpertRange
-from kvasir.worker import plan_actions as do
-from kvasir.worker import plan_changes as after
-from kvasir.worker.agent_fetch import Fetched, Outcome
-from kvasir.worker.demand import Demand, DemandRun
-from kvasir.worker.market_client import Assigned, NothingWanted
-from kvasir.worker.plan_state import Piece, SiteModel, WorkerState
+from kvasir.worker.agent import plan_actions as do
+from kvasir.worker.agent import plan_changes as after
+from kvasir.worker.agent.demand import Demand, DemandRun
+from kvasir.worker.agent.fetch import Fetched, Outcome
+from kvasir.worker.agent.market_client import Assigned, NothingWanted
+from kvasir.worker.agent.plan_state import Piece, SiteModel, WorkerState
 
 MODEL = SiteModel("demo", "f" * 64, 2, 8)
 REASONS = ("the budget is full", "nothing that is wanted fits into the budget", "expert coverage at target")

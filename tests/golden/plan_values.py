@@ -11,11 +11,11 @@ import math
 from typing import Any
 
 from kvasir.experts import ExpertRange
-from kvasir.worker import plan_actions
-from kvasir.worker.agent_fetch import Fetched, Outcome
-from kvasir.worker.demand import Demand, DemandRun
-from kvasir.worker.market_client import Assigned, NothingWanted
-from kvasir.worker.plan_state import Move, NotBefore, Piece, SiteModel, WorkerState
+from kvasir.worker.agent import plan_actions
+from kvasir.worker.agent.demand import Demand, DemandRun
+from kvasir.worker.agent.fetch import Fetched, Outcome
+from kvasir.worker.agent.market_client import Assigned, NothingWanted
+from kvasir.worker.agent.plan_state import Move, NotBefore, Piece, SiteModel, WorkerState
 
 DECISIONS = ("next_action", "wait_s", "to_state", "is_settled")
 CHANGES = (

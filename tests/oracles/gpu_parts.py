@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from kvasir.experts import WeightMatrix
 from kvasir.kernels.api import EncodedRows
-from kvasir.kernels.gpu_device import Bindings, GpuDevice, Step
-from kvasir.kernels.gpu_shaders import PAIRS_A_TASK, Kind, Program, shader_file
-from kvasir.kernels.gpu_tables import matrix_dispatches, row_dispatch
+from kvasir.kernels.gpu.device import Bindings, GpuDevice, Step
+from kvasir.kernels.gpu.shaders import PAIRS_A_TASK, Kind, Program, shader_file
+from kvasir.kernels.gpu.tables import matrix_dispatches, row_dispatch
 from kvasir.kernels.oracle_weights import weight_exponent
 
 U32 = npt.NDArray[np.uint32]

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvasir.gguf_index import GGUFIndex
+from kvasir.gguf.index import GGUFIndex
 from kvasir.kernels.api import ExpertKernel
-from kvasir.model_card import ModelCard
-from kvasir.slices import model_experts
+from kvasir.slicing.model_card import ModelCard
+from kvasir.slicing.slices import model_experts
 
 
 class KernelExperts:

@@ -16,7 +16,7 @@ from torch import Tensor
 from backbone.engine.expert_caller import ExpertCaller
 from backbone.engine.model import Batch, Model
 from backbone.engine.ops import Ops
-from kvasir.gguf_index import GGUFIndex
+from kvasir.gguf.index import GGUFIndex
 from tests.oracles.torch_experts import InProcessExperts
 
 torch.set_num_threads(1)  # tiny matrices: splitting one costs many times its product

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kvasir.gguf_index import GGUFIndex
+from kvasir.gguf.index import GGUFIndex
 
 
 class InProcessExperts:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from django.core.management import CommandError, call_command
 
-from kvasir.worker.holdings import open_holdings
+from kvasir.worker.serving.holdings import open_holdings
 from tests.oracles.tiny_gguf import TinyModel, write_tiny
 from tests.swarm.swarm import cut, serving
 

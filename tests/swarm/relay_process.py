@@ -20,10 +20,10 @@ from websockets.exceptions import ConnectionClosed
 
 from kvasir.experts import ExpertRange
 from kvasir.kernels.api import RowFormat
-from kvasir.relay_records import MAX_MESSAGE_BYTES, RECORD, RELAY_EDGE, opening_message, record, record_spans
-from kvasir.wire import decode
-from kvasir.wire_frames import Fault, Frame, Hello, Refuse, Role, Welcome
-from kvasir.wire_header import HEADER, MAGIC, VERSION, Kind, WireType
+from kvasir.relay.records import MAX_MESSAGE_BYTES, RECORD, RELAY_EDGE, opening_message, record, record_spans
+from kvasir.wire.codec import decode
+from kvasir.wire.frames import Fault, Frame, Hello, Refuse, Role, Welcome
+from kvasir.wire.header import HEADER, MAGIC, VERSION, Kind, WireType
 from market.tokens import TokenScope, issue
 from tests.site.database import database_at
 

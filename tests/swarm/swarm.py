@@ -14,14 +14,14 @@ from typing import Any, TypeVar
 import numpy as np
 
 from kvasir.experts import ExpertRange, FloatRows
-from kvasir.gguf_index import GGUFIndex
+from kvasir.gguf.index import GGUFIndex
 from kvasir.kernels.api import EncodedRows, ExpertKernel, LoadedExperts, Pairs
-from kvasir.model_card import ModelCard
-from kvasir.slice_file import SliceFile
-from kvasir.slices import plan_slice, write_slice
-from kvasir.worker.holdings import Holdings, open_holdings
-from kvasir.worker.serve import WorkerServer
-from kvasir.worker.serving_config import WorkerConfig
+from kvasir.slicing.model_card import ModelCard
+from kvasir.slicing.slice_file import SliceFile
+from kvasir.slicing.slices import plan_slice, write_slice
+from kvasir.worker.serving.config import WorkerConfig
+from kvasir.worker.serving.holdings import Holdings, open_holdings
+from kvasir.worker.serving.serve import WorkerServer
 
 T = TypeVar("T")
 

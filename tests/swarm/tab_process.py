@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from kvasir.wire_frames import Role
+from kvasir.wire.frames import Role
 from tests.browser.node_tests import FOLDER, NODE
 from tests.swarm.relay_process import KERNEL, MODEL, RelayProcess
 

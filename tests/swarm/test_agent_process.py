@@ -22,8 +22,8 @@ from backbone.engine.loaded_model import LoadedModel
 from backbone.engine.sampling_params import SamplingParams
 from backbone.engine.transport import NoWorkers
 from backbone.management.generation import Generation, first_difference, generate
-from kvasir.relay_directory import FixedDirectory
-from kvasir.wire_frames import Role
+from kvasir.relay.directory import FixedDirectory
+from kvasir.wire.frames import Role
 from kvasir_site.local_slices import share_budget
 from tests.swarm.agent_process import AgentProcess
 from tests.swarm.redis_fixture import running_redis

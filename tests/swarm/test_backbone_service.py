@@ -20,7 +20,7 @@ from backbone.engine.transport import NoWorkers
 from backbone.events import Done, End, Event, Failed, Queued, Started, Token
 from backbone.management.generation import generate
 from backbone.payloads import GenerationRequest, RequestKind
-from kvasir.worker.holdings import open_holdings
+from kvasir.worker.serving.holdings import open_holdings
 from tests.swarm.backbone_service import (
     MODEL,
     SHAPE,

@@ -26,9 +26,9 @@ from backbone.management.generation import DispatchSettings, Generation, first_d
 from kvasir.experts import ExpertRange, FloatRows
 from kvasir.kernels import native
 from kvasir.kernels.api import EncodedRows, LoadedExperts, Pairs
-from kvasir.wire import FrameDecoder, encode
-from kvasir.wire_frames import Dispatch, Frame, Hello, Ping, Pong, Result, Welcome
-from kvasir.wire_header import Limits
+from kvasir.wire.codec import FrameDecoder, encode
+from kvasir.wire.frames import Dispatch, Frame, Hello, Ping, Pong, Result, Welcome
+from kvasir.wire.header import Limits
 from tests.unit.engine_service import SHAPE, tiny_model
 
 DEADLINE_S = 60.0  # of waiting, where only a failure takes long

@@ -24,7 +24,7 @@ from backbone.engine.worker_address import WorkerAddress
 from backbone.management.generation import generate
 from backbone.market_link import MarketLink
 from backbone.service_settings import ServiceSettings
-from kvasir.worker.holdings import open_holdings
+from kvasir.worker.serving.holdings import open_holdings
 from market.identity import account_of, register
 from market.rewards_report import Asker, Page, rewards
 from market.settings import MarketSettings

@@ -22,7 +22,7 @@ from backbone.engine.trust import TrustPolicy, TrustState
 from backbone.engine.trust_book import Forgetful
 from backbone.engine.worker_address import WorkerAddress
 from backbone.management.generation import DispatchSettings, Generation, first_difference, generate
-from kvasir.worker.holdings import Holdings, open_holdings
+from kvasir.worker.serving.holdings import Holdings, open_holdings
 from tests.oracles.tiny_gguf import TinyModel, write_tiny
 from tests.swarm.liars import Answer, EveryNth, NotANumber, Replaying, Silent
 from tests.swarm.swarm import cut, lying, serving

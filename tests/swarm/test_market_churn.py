@@ -28,9 +28,9 @@ from backbone.engine.loaded_model import LoadedModel
 from backbone.engine.sampling_params import SamplingParams
 from backbone.engine.transport import NoWorkers
 from backbone.management.generation import generate
-from kvasir.budget import WORKER_OVERHEAD_BYTES
-from kvasir.gguf_index import GGUFIndex
-from kvasir.model_card import ModelCard
+from kvasir.gguf.index import GGUFIndex
+from kvasir.slicing.budget import WORKER_OVERHEAD_BYTES
+from kvasir.slicing.model_card import ModelCard
 from kvasir_site.local_workers import LocalWorker
 from market.ledger import balance
 from market.models import NodeToken

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 from redis import BlockingConnectionPool, Redis
 
-from kvasir.expert_ranges import merge_ranges
 from kvasir.experts import ExpertRange
+from kvasir.slicing.expert_ranges import merge_ranges
 from market.coverage import announce_shape, snapshot, snapshot_of
 from market.coverage_codec import coverage_key, coverage_keys
 from market.coverage_store import CoverageStore, TooManyPledgesError, unix_ms

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import pytest
 from websockets.asyncio.client import connect
 
-from kvasir.relay_records import MAX_FRAME_BYTES
-from kvasir.wire_frames import Fault, Goaway
-from kvasir.wire_header import HEADER_BYTES, Kind
+from kvasir.relay.records import MAX_FRAME_BYTES
+from kvasir.wire.frames import Fault, Goaway
+from kvasir.wire.header import HEADER_BYTES, Kind
 from tests.swarm.relay_process import (
     RelayProcess,
     as_record,

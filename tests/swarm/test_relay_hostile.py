@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 import pytest
 from django.utils import timezone
 
-from kvasir.relay_records import MAX_MESSAGE_BYTES, MAX_OPENING_BYTES, RECORD_BYTES, opening_message, record
-from kvasir.wire import encode, join
-from kvasir.wire_frames import Fault, FaultCode, Ping, Pong, RefuseCode, Role
-from kvasir.wire_header import MAX_PAYLOAD_BYTES, Kind
+from kvasir.relay.records import MAX_MESSAGE_BYTES, MAX_OPENING_BYTES, RECORD_BYTES, opening_message, record
+from kvasir.wire.codec import encode, join
+from kvasir.wire.frames import Fault, FaultCode, Ping, Pong, RefuseCode, Role
+from kvasir.wire.header import MAX_PAYLOAD_BYTES, Kind
 from market.models import NodeToken
 from market.tokens import TokenScope, issue, revoke
 from tests.site.database import database_at

@@ -19,10 +19,10 @@ import pytest
 from kvasir.errors import EdgeError
 from kvasir.kernels.api import RowFormat
 from kvasir.kernels.sums import sum_outputs
-from kvasir.relay_edge import RelayEdge, RelayEdges
-from kvasir.relay_records import RECORD_BYTES
-from kvasir.wire_frames import Hello, ReplyType, Role, SumOrder
-from kvasir.wire_header import HEADER_BYTES, encoded_row_bytes
+from kvasir.relay.edge import RelayEdge, RelayEdges
+from kvasir.relay.records import RECORD_BYTES
+from kvasir.wire.frames import Hello, ReplyType, Role, SumOrder
+from kvasir.wire.header import HEADER_BYTES, encoded_row_bytes
 from tests.swarm.cutting_proxy import CuttingProxy
 from tests.swarm.relay_process import KERNEL, MODEL, RelayProcess, sandbox
 from tests.swarm.tab_process import D_MODEL, EXPERTS, PATIENCE_S, TabProcess

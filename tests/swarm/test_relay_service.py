@@ -13,9 +13,9 @@ from pathlib import Path
 
 from redis.asyncio import Redis
 
-from kvasir.relay_directory import RedisDirectory
-from kvasir.wire_frames import Fault, Role
-from kvasir.wire_header import Kind
+from kvasir.relay.directory import RedisDirectory
+from kvasir.wire.frames import Fault, Role
+from kvasir.wire.header import Kind
 from tests.swarm.redis_fixture import RedisServer
 from tests.swarm.relay_process import (
     PATIENCE_S,

@@ -14,17 +14,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvasir.edge_keepalive import KeepAlive
+from kvasir.edge.keepalive import KeepAlive
 from kvasir.errors import EdgeError, EdgeTimeout, HandshakeRefused
 from kvasir.experts import ExpertRange, FloatRows
-from kvasir.gguf_index import GGUFIndex
-from kvasir.model_card import ModelCard
-from kvasir.relay_directory import FixedDirectory
-from kvasir.relay_edge import RelayEdge, RelayEdges
-from kvasir.relay_keeper import RelayKeeper
-from kvasir.slices import plan_slice, write_slice
-from kvasir.wire_frames import Hello, ReplyType, Role, f16_reply
-from kvasir.worker.holdings import Holdings, open_holdings
+from kvasir.gguf.index import GGUFIndex
+from kvasir.relay.directory import FixedDirectory
+from kvasir.relay.edge import RelayEdge, RelayEdges
+from kvasir.relay.keeper import RelayKeeper
+from kvasir.slicing.model_card import ModelCard
+from kvasir.slicing.slices import plan_slice, write_slice
+from kvasir.wire.frames import Hello, ReplyType, Role, f16_reply
+from kvasir.worker.serving.holdings import Holdings, open_holdings
 from tests.swarm.join_process import JoinProcess, join_process
 from tests.swarm.relay_process import PATIENCE_S, ROOT, RelayProcess, relay_process, sandbox
 

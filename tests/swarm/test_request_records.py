@@ -31,9 +31,9 @@ from backbone.request_record import RequestRecord, read_record
 from backbone.request_trace import WORKER, RequestTrace, TraceSource, read_trace
 from backbone.service_settings import ServiceSettings
 from backbone.stream_keys import RECORD_KEEP_S, RECORDS, TRACE_KEEP_S, record_key, stream_key, trace_key
-from kvasir.gguf_index import GGUFIndex
-from kvasir.model_card import ModelCard
-from kvasir.worker.holdings import open_holdings
+from kvasir.gguf.index import GGUFIndex
+from kvasir.slicing.model_card import ModelCard
+from kvasir.worker.serving.holdings import open_holdings
 from market.traffic import total_traffic, traffic_key
 from tests.site.database import database_at
 from tests.swarm.backbone_service import MODEL, completion, write_model

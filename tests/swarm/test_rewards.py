@@ -20,8 +20,8 @@ from backbone.engine.transport import NoWorkers
 from backbone.management.generation import Generation, first_difference, generate
 from backbone.market_link import MarketLink
 from backbone.service_settings import ServiceSettings
-from kvasir.relay_directory import FixedDirectory
-from kvasir.wire_frames import Role
+from kvasir.relay.directory import FixedDirectory
+from kvasir.wire.frames import Role
 from market.ledger import balance
 from market.trust_store import load
 from market.work_models import WorkDay

@@ -21,14 +21,14 @@ import psutil
 import pytest
 
 from kvasir.experts import ExpertRange
-from kvasir.gguf_index import GGUFIndex
-from kvasir.model_card import ModelCard
-from kvasir.slices import plan_slice, write_slice
-from kvasir.wire_frames import Role
-from kvasir.worker.slice_download import Patience
-from kvasir.worker.slice_http import SourceRefusedError, make_client
-from kvasir.worker.slice_paths import DiskFullError
-from kvasir.worker.slice_store import HeldSlice, SliceOffer, SliceStore, StoreOptions
+from kvasir.gguf.index import GGUFIndex
+from kvasir.slicing.model_card import ModelCard
+from kvasir.slicing.slices import plan_slice, write_slice
+from kvasir.wire.frames import Role
+from kvasir.worker.slices.download import Patience
+from kvasir.worker.slices.http import SourceRefusedError, make_client
+from kvasir.worker.slices.paths import DiskFullError
+from kvasir.worker.slices.store import HeldSlice, SliceOffer, SliceStore, StoreOptions
 from tests.swarm.cutting_proxy import CuttingProxy
 from tests.swarm.relay_process import ROOT, RelayProcess, relay_process
 from tests.unit.moe_files import ModelSpec, write_model

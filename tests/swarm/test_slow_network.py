@@ -18,9 +18,9 @@ from backbone.engine.sampling_params import SamplingParams
 from backbone.engine.transport import NoWorkers
 from backbone.engine.worker_address import WorkerAddress
 from backbone.management.generation import Generation, first_difference, generate
-from kvasir.relay_directory import FixedDirectory
-from kvasir.wire_frames import Role
-from kvasir.worker.holdings import open_holdings
+from kvasir.relay.directory import FixedDirectory
+from kvasir.wire.frames import Role
+from kvasir.worker.serving.holdings import open_holdings
 from tests.swarm.join_process import join_process
 from tests.swarm.relay_process import PATIENCE_S, relay_process
 from tests.swarm.slow_proxy import slow_proxy

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from kvasir.worker.holdings import Holdings, open_holdings
+from kvasir.worker.serving.holdings import Holdings, open_holdings
 from tests.swarm.test_worker_process import Work, connect, slice_path
 from tests.swarm.worker_process import DEADLINE_S, ROOT, WorkerProcess, worker_process
 

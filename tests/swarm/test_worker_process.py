@@ -18,17 +18,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvasir.edge import TcpEdge
+from kvasir.edge.tcp_edge import TcpEdge
 from kvasir.errors import EdgeError, HandshakeRefused, WorkerFault
 from kvasir.experts import ExpertRange, FloatRows
-from kvasir.gguf_index import GGUFIndex
+from kvasir.gguf.index import GGUFIndex
 from kvasir.kernels.api import EncodedRows, Pairs
-from kvasir.model_card import ModelCard
-from kvasir.slices import plan_slice, write_slice
-from kvasir.wire import decode, encode, join
-from kvasir.wire_frames import Dispatch, Fault, FaultCode, Hello, Ping, Refuse, RefuseCode, ReplyType, Role, f16_reply
-from kvasir.wire_header import FLAG_REPLY_F16, FLAG_SUMS, HEADER, HEADER_BYTES, Limits
-from kvasir.worker.holdings import Holdings, open_holdings
+from kvasir.slicing.model_card import ModelCard
+from kvasir.slicing.slices import plan_slice, write_slice
+from kvasir.wire.codec import decode, encode, join
+from kvasir.wire.frames import Dispatch, Fault, FaultCode, Hello, Ping, Refuse, RefuseCode, ReplyType, Role, f16_reply
+from kvasir.wire.header import FLAG_REPLY_F16, FLAG_SUMS, HEADER, HEADER_BYTES, Limits
+from kvasir.worker.serving.holdings import Holdings, open_holdings
 from tests.swarm.worker_process import DEADLINE_S, ROOT, WorkerProcess, worker_process
 
 MODEL_PATH = ROOT / "models" / "kvasir-demo-moe.q4_k_m.gguf"

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any, cast
 
 from kvasir.experts import ExpertRange
-from kvasir.worker.agent import Agent
-from kvasir.worker.agent_edge import AgentEdge, edge_config
-from kvasir.worker.agent_fetch import Fetcher
-from kvasir.worker.agent_options import AgentOptions, Pace, Surroundings
-from kvasir.worker.agent_state import StateDirectory
-from kvasir.worker.demand import Demand, DemandRun
-from kvasir.worker.market_client import Assigned, Heartbeat, MarketClient, NothingWanted
-from kvasir.worker.node_credentials import NodeCredentials
-from kvasir.worker.plan_state import SiteModel
-from kvasir.worker.slice_store import HeldSlice, SliceOffer
+from kvasir.worker.agent.agent import Agent
+from kvasir.worker.agent.demand import Demand, DemandRun
+from kvasir.worker.agent.edge import AgentEdge, edge_config
+from kvasir.worker.agent.fetch import Fetcher
+from kvasir.worker.agent.market_client import Assigned, Heartbeat, MarketClient, NothingWanted
+from kvasir.worker.agent.node_credentials import NodeCredentials
+from kvasir.worker.agent.options import AgentOptions, Pace, Surroundings
+from kvasir.worker.agent.plan_state import SiteModel
+from kvasir.worker.agent.state import StateDirectory
+from kvasir.worker.slices.store import HeldSlice, SliceOffer
 from tests.unit.fake_experts import fake_holdings
 
 SITE, RELAY = "https://site.test", "wss://site.test/relay"

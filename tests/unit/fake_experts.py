@@ -9,7 +9,7 @@ import numpy as np
 from kvasir.errors import KernelError
 from kvasir.experts import ExpertRange, FloatRows, LayerExperts
 from kvasir.kernels.api import EncodedRows, LoadedExperts, Pairs, RowFormat
-from kvasir.worker.holdings import Holdings
+from kvasir.worker.serving.holdings import Holdings
 
 D_MODEL = 4
 N_EXPERT = 8

@@ -16,9 +16,9 @@ import numpy.typing as npt
 from gguf import GGMLQuantizationType as QuantType
 
 from kvasir.errors import GGUFError, SliceError, UnsupportedModelError
-from kvasir.gguf_index import GGUFIndex
-from kvasir.model_card import ModelCard
-from kvasir.slices import model_experts
+from kvasir.gguf.index import GGUFIndex
+from kvasir.slicing.model_card import ModelCard
+from kvasir.slicing.slices import model_experts
 
 CLEAR_ERRORS = (GGUFError, UnsupportedModelError, SliceError)
 

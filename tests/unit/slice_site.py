@@ -11,12 +11,12 @@ from typing import Any
 import httpx
 
 from kvasir.experts import ExpertRange
-from kvasir.gguf_index import GGUFIndex
-from kvasir.model_card import ModelCard
-from kvasir.slices import plan_slice
-from kvasir.worker.slice_download import Patience
-from kvasir.worker.slice_http import make_client
-from kvasir.worker.slice_store import SliceOffer, SliceStore, StoreOptions
+from kvasir.gguf.index import GGUFIndex
+from kvasir.slicing.model_card import ModelCard
+from kvasir.slicing.slices import plan_slice
+from kvasir.worker.slices.download import Patience
+from kvasir.worker.slices.http import make_client
+from kvasir.worker.slices.store import SliceOffer, SliceStore, StoreOptions
 from market.tokens import TokenHolder, TokenRefusedError, TokenScope
 from relay.slice_digests import DigestBook
 from relay.slice_limits import DownloadBook, SliceLimits

@@ -13,14 +13,14 @@ import pytest
 
 from kvasir.errors import ConfigError
 from kvasir.experts import ExpertRange
-from kvasir.worker.agent import Agent
-from kvasir.worker.agent_options import Pace
-from kvasir.worker.demand import DemandRun
-from kvasir.worker.market_client import MarketAwayError, MarketRefusedError, NothingWanted
-from kvasir.worker.node_credentials import NodeCredentials
-from kvasir.worker.plan_state import SiteModel
-from kvasir.worker.slice_http import SourceRefusedError, TransferError
-from kvasir.worker.slice_store import DoesNotFitError
+from kvasir.worker.agent.agent import Agent
+from kvasir.worker.agent.demand import DemandRun
+from kvasir.worker.agent.market_client import MarketAwayError, MarketRefusedError, NothingWanted
+from kvasir.worker.agent.node_credentials import NodeCredentials
+from kvasir.worker.agent.options import Pace
+from kvasir.worker.agent.plan_state import SiteModel
+from kvasir.worker.slices.http import SourceRefusedError, TransferError
+from kvasir.worker.slices.store import DoesNotFitError
 from tests.unit.agent_world import EXPERT_BYTES, LEASE_S, World
 from tests.unit.virtual_time import VirtualLoop, run
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from kvasir.worker.agent_edge import HANDOVER_S, OVERLAP_S, AgentEdge, edge_config
+from kvasir.worker.agent.edge import HANDOVER_S, OVERLAP_S, AgentEdge, edge_config
 from tests.unit.fake_experts import fake_holdings
 from tests.unit.virtual_time import VirtualLoop, run, settle
 

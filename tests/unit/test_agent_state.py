@@ -11,12 +11,12 @@ import pytest
 
 from kvasir.errors import ConfigError
 from kvasir.experts import ExpertRange
-from kvasir.worker.agent_config import AgentConfig, default_directory
-from kvasir.worker.agent_state import SavedState, StateDirectory
-from kvasir.worker.config import parse_arguments, parse_command
-from kvasir.worker.node_credentials import NodeCredentials, given_credentials
-from kvasir.worker.plan_state import Piece, SiteModel
-from kvasir.worker.serving_config import WorkerConfig
+from kvasir.worker.agent.config import AgentConfig, default_directory
+from kvasir.worker.agent.node_credentials import NodeCredentials, given_credentials
+from kvasir.worker.agent.plan_state import Piece, SiteModel
+from kvasir.worker.agent.state import SavedState, StateDirectory
+from kvasir.worker.command_line import parse_arguments, parse_command
+from kvasir.worker.serving.config import WorkerConfig
 
 SITE = "https://site.test"
 PIECES = (Piece(ExpertRange(0, 0, 4), 400, "kx1"), Piece(ExpertRange(2, 1, 3), 200, "kx1", "a" * 16))

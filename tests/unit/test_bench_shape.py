@@ -13,8 +13,8 @@ from benchmarks.real_shape_layout import QUICK as QUICK_SHAPE
 from benchmarks.real_shape_layout import RealShape, recipes
 from benchmarks.real_shape_model import model_bytes, write_real_shape
 from benchmarks.step_profile import ROWS
-from kvasir.gguf_index import GGUFIndex
-from kvasir.model_card import ModelCard
+from kvasir.gguf.index import GGUFIndex
+from kvasir.slicing.model_card import ModelCard
 from tests.oracles.llama_cpp import LlamaCpp
 from tests.unit.test_bench_keys import quick_run
 

@@ -14,8 +14,8 @@ from kvasir import cli
 from kvasir.byte_sizes import format_size, parse_size
 from kvasir.cli import main
 from kvasir.errors import ConfigError
-from kvasir.manifest import Manifest
-from kvasir.slice_file import SliceFile
+from kvasir.slicing.manifest import Manifest
+from kvasir.slicing.slice_file import SliceFile
 from tests.unit.moe_files import ModelSpec, write_model
 
 

@@ -20,8 +20,8 @@ from backbone.engine.dispatch import ExpertDispatcher
 from backbone.engine.loaded_model import LoadedModel
 from backbone.engine.transport import NoWorkers
 from kvasir.errors import ConfigError, GGUFError
-from kvasir.expert_renumbering import renumber_experts
-from kvasir.gguf_index import GGUFIndex
+from kvasir.gguf.index import GGUFIndex
+from kvasir.slicing.expert_renumbering import renumber_experts
 from tests.oracles.tiny_gguf import TinyModel, write_tiny
 
 N_EXPERT = 16

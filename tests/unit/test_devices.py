@@ -22,8 +22,8 @@ from backbone.engine.torch_ops import TorchOps
 from backbone.engine.transport import NoWorkers
 from kvasir.errors import ConfigError
 from kvasir.experts import WeightMatrix
-from kvasir.gguf_index import GGUFIndex
-from kvasir.kernels.gpu_or_cpu import GpuOrCpuKernel
+from kvasir.gguf.index import GGUFIndex
+from kvasir.kernels.gpu.or_cpu import GpuOrCpuKernel
 from tests.oracles.model_runs import run_chunks, torch_oracle
 from tests.oracles.tiny_gguf import TinyModel, write_tiny
 from tests.oracles.tiny_layout import ARCHITECTURES, TinyShape

@@ -19,10 +19,10 @@ from backbone.engine.tally import Tally
 from backbone.engine.transport import NoWorkers
 from kvasir.errors import EdgeError, EdgeTimeout
 from kvasir.experts import ExpertRange, FloatRows
-from kvasir.gguf_index import GGUFIndex
+from kvasir.gguf.index import GGUFIndex
 from kvasir.kernels.api import EncodedRows, Pairs, RowFormat
 from kvasir.kernels.registry import kernel_named
-from kvasir.model_card import ModelCard
+from kvasir.slicing.model_card import ModelCard
 from tests.oracles.tiny_gguf import TinyModel, write_tiny
 
 Answer = Callable[[FloatRows], FloatRows]

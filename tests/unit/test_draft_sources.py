@@ -26,7 +26,7 @@ from backbone.engine.tokenizer import Tokenizer
 from backbone.served_model import open_model
 from backbone.service_settings import ServiceSettings
 from kvasir.errors import ConfigError
-from kvasir.gguf_index import GGUFIndex
+from kvasir.gguf.index import GGUFIndex
 from tests.oracles.tiny_gguf import TinyModel, write_tiny
 from tests.oracles.tiny_layout import TinyShape
 

@@ -9,17 +9,17 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from kvasir import edge_calls as edge_module
-from kvasir.edge import TcpEdge
-from kvasir.edge_inflight import LAST_NUMBER, Inflight
-from kvasir.edge_keepalive import KeepAlive, KeepAliveAction, keepalive_action
-from kvasir.edge_link import LINGER_S, PIECE_BYTES
+from kvasir.edge import calls as edge_module
+from kvasir.edge.inflight import LAST_NUMBER, Inflight
+from kvasir.edge.keepalive import KeepAlive, KeepAliveAction, keepalive_action
+from kvasir.edge.link import LINGER_S, PIECE_BYTES
+from kvasir.edge.tcp_edge import TcpEdge
 from kvasir.errors import EdgeError, EdgeTimeout, HandshakeRefused, WorkerFault
 from kvasir.experts import ExpertRange, FloatRows
 from kvasir.kernels.api import RowFormat
 from kvasir.kernels.sums import RowSums
-from kvasir.wire import encode, join
-from kvasir.wire_frames import (
+from kvasir.wire.codec import encode, join
+from kvasir.wire.frames import (
     Dispatch,
     Fault,
     FaultCode,
@@ -38,8 +38,8 @@ from kvasir.wire_frames import (
     SumResult,
     Welcome,
 )
-from kvasir.wire_header import Limits, sums_bytes
-from kvasir.wire_split import result_bytes
+from kvasir.wire.header import Limits, sums_bytes
+from kvasir.wire.split import result_bytes
 from tests.unit.virtual_time import Socket, VirtualLoop, run, settle
 
 D_MODEL = 4

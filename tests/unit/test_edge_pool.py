@@ -9,8 +9,8 @@ from backbone.engine.edge_pool import EdgePool
 from backbone.engine.worker_address import WorkerAddress
 from kvasir.errors import ConfigError, EdgeError, EdgeTimeout
 from kvasir.kernels.api import RowFormat
-from kvasir.relay_directory import FixedDirectory
-from kvasir.wire_frames import Hello, Role
+from kvasir.relay.directory import FixedDirectory
+from kvasir.wire.frames import Hello, Role
 
 HELLO = Hello(Role.BACKBONE, "0" * 64, "1" * 64, "kx1")
 NOBODY = "127.0.0.1:9"  # the discard port: nothing listens there

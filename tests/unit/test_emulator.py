@@ -23,7 +23,7 @@ from benchmarks.emulator_run import Load, run_emulated
 from kvasir.errors import EdgeError, EdgeTimeout
 from kvasir.experts import ExpertRange
 from kvasir.kernels.sums import sum_outputs
-from kvasir.wire_frames import SumOrder
+from kvasir.wire.frames import SumOrder
 from tests.unit.engine_service import SHAPE, tiny_model
 
 SLOW = WorkerClass("slow", pair_s=10.0, call_s=100.0)

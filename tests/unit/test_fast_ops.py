@@ -22,7 +22,7 @@ from backbone.served_model import directory_entry, open_model
 from backbone.service_settings import ServiceSettings
 from kvasir.byte_sizes import format_size
 from kvasir.experts import WeightMatrix
-from kvasir.gguf_index import GGUFIndex
+from kvasir.gguf.index import GGUFIndex
 from kvasir.kernels.kx1 import KX1Kernel
 from kvasir.kernels.native import usable_cores
 from tests.oracles.kernel_experts import KernelExperts

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvasir.errors import GGUFError, UnsupportedModelError
-from kvasir.gguf_encoder import HeaderValue, encode_header
-from kvasir.gguf_header import TensorInfo, read_header
-from kvasir.gguf_index import GGUFIndex
+from kvasir.gguf.encoder import HeaderValue, encode_header
+from kvasir.gguf.header import TensorInfo, read_header
+from kvasir.gguf.index import GGUFIndex
 from tests.unit.moe_files import CLEAR_ERRORS, ModelSpec, read_everything, write_model
 
 # ---- sound files -------------------------------------------------------------------------------------------------

@@ -19,18 +19,21 @@ from gguf import GGMLQuantizationType as Quant
 
 from kvasir.errors import ConfigError, KernelError
 from kvasir.experts import ExpertStack, LayerExperts
-from kvasir.kernels import gpu, gpu_shaders, gpu_tunables, registry
+from kvasir.kernels import registry
 from kvasir.kernels.api import EncodedRows, LoadedExperts, Pairs
 from kvasir.kernels.backend import CPU, Backend, wants_software
-from kvasir.kernels.gpu import GpuKX1Kernel
-from kvasir.kernels.gpu_device import GpuDevice, GpuError, open_device
-from kvasir.kernels.gpu_or_cpu import NEVER, GpuOrCpuKernel, crossover
-from kvasir.kernels.gpu_tables import Tunables
-from kvasir.kernels.gpu_weights import expert_bytes
+from kvasir.kernels.gpu import kernel as gpu
+from kvasir.kernels.gpu import shaders as gpu_shaders
+from kvasir.kernels.gpu import tunables as gpu_tunables
+from kvasir.kernels.gpu.device import GpuDevice, GpuError, open_device
+from kvasir.kernels.gpu.kernel import GpuKX1Kernel
+from kvasir.kernels.gpu.or_cpu import NEVER, GpuOrCpuKernel, crossover
+from kvasir.kernels.gpu.tables import Tunables
+from kvasir.kernels.gpu.weights import expert_bytes
 from kvasir.kernels.kx1 import KX1Kernel
 from kvasir.kernels.selftest_inputs import made_weights, plain_rows
-from kvasir.worker.config import parse_arguments, parse_command
-from kvasir.worker.kernel_choice import choose_kernel, kernel_facts
+from kvasir.worker.command_line import parse_arguments, parse_command
+from kvasir.worker.serving.kernel_choice import choose_kernel, kernel_facts
 
 D_MODEL, D_FF, N_EXPERT = 256, 256, 5
 
@@ -340,7 +343,7 @@ def test_a_backend_with_a_gpu_has_the_same_name_fingerprint_and_bits(
 @pytest.mark.parametrize("value", ["", "0"])
 def test_a_software_gpu_is_never_used_unasked(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("KVASIR_SOFTWARE_GPU", value)
-    monkeypatch.setattr("kvasir.kernels.gpu_device.ADAPTER_ORDER", ("no such kind",))  # wherever this test runs
+    monkeypatch.setattr("kvasir.kernels.gpu.device.ADAPTER_ORDER", ("no such kind",))  # wherever this test runs
     assert not wants_software()
     assert isinstance(registry.kernel_named("kx1", 1, Backend("auto")), KX1Kernel)
     with pytest.raises(ConfigError, match=r"--backend gpu: there is no GPU with .* adapters found: .*llvmpipe"):

@@ -10,10 +10,10 @@ import pytest
 from gguf import GGMLQuantizationType as Quant
 
 from kvasir.errors import KernelError
-from kvasir.kernels import gpu_shaders
-from kvasir.kernels.gpu_shaders import PAIRS_A_TASK, Kind, Program, matrix_programs, program_text
-from kvasir.kernels.gpu_space import ALIGNMENT, ArenaSpace, Piece
-from kvasir.kernels.gpu_tables import (
+from kvasir.kernels.gpu import shaders as gpu_shaders
+from kvasir.kernels.gpu.shaders import PAIRS_A_TASK, Kind, Program, matrix_programs, program_text
+from kvasir.kernels.gpu.space import ALIGNMENT, ArenaSpace, Piece
+from kvasir.kernels.gpu.tables import (
     INVOCATIONS,
     MOST_WORK,
     TILE_ROWS,

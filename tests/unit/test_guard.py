@@ -28,10 +28,10 @@ from backbone.engine.trust import TrustPolicy, TrustState, after_good_check, aft
 from backbone.engine.trust_book import TrustBook
 from kvasir.errors import ConfigError, EdgeTimeout
 from kvasir.experts import ExpertRange, FloatRows
-from kvasir.gguf_index import GGUFIndex
+from kvasir.gguf.index import GGUFIndex
 from kvasir.kernels.api import EncodedRows, Pairs, RowFormat
 from kvasir.kernels.registry import kernel_named
-from kvasir.model_card import ModelCard
+from kvasir.slicing.model_card import ModelCard
 from tests.oracles.tiny_gguf import TinyModel, write_tiny
 
 MakeGuard = Callable[..., WorkGuard]

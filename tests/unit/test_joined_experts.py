@@ -9,10 +9,10 @@ import pytest
 
 from kvasir.errors import ConfigError, KernelError
 from kvasir.experts import ExpertRange
-from kvasir.gguf_index import GGUFIndex
-from kvasir.model_card import ModelCard
-from kvasir.slices import plan_slice, write_slice
-from kvasir.worker.holdings import join_holdings, open_holdings
+from kvasir.gguf.index import GGUFIndex
+from kvasir.slicing.model_card import ModelCard
+from kvasir.slicing.slices import plan_slice, write_slice
+from kvasir.worker.serving.holdings import join_holdings, open_holdings
 from tests.unit.moe_files import ModelSpec, write_model
 
 SPEC = ModelSpec(n_layer=2, n_expert=6)

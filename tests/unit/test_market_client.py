@@ -11,9 +11,9 @@ import httpx
 import pytest
 
 from kvasir.experts import ExpertRange
-from kvasir.worker import market_client
-from kvasir.worker.demand import DemandRun
-from kvasir.worker.market_client import (
+from kvasir.worker.agent import market_client
+from kvasir.worker.agent.demand import DemandRun
+from kvasir.worker.agent.market_client import (
     Assigned,
     Heartbeat,
     MarketAwayError,
@@ -21,7 +21,7 @@ from kvasir.worker.market_client import (
     MarketRefusedError,
     NothingWanted,
 )
-from kvasir.worker.plan_state import SiteModel
+from kvasir.worker.agent.plan_state import SiteModel
 
 SITE = "https://site.test"
 MODEL = SiteModel("demo", "f" * 64, 4, 8)

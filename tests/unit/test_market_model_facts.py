@@ -11,7 +11,7 @@ from django.test import override_settings
 from gguf import GGMLQuantizationType as QuantType
 
 from kvasir.experts import ExpertRange
-from kvasir.slices import plan_slice
+from kvasir.slicing.slices import plan_slice
 from market.errors import MarketError
 from market.model_facts import ModelFacts, open_model, site_model
 from market.scarcity import Budget, choose

@@ -7,7 +7,7 @@ import threading
 
 import numpy as np
 
-from kvasir.memory_pool import LARGE_BYTES, MAX_BLOCK_BYTES, MemoryPool
+from kvasir.kernels.memory_pool import LARGE_BYTES, MAX_BLOCK_BYTES, MemoryPool
 
 
 def address(array: np.ndarray) -> int:

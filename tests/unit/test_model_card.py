@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as QuantType
 
-from kvasir.budget import WORKER_OVERHEAD_BYTES, experts_for_budget, whole_layers_for_budget
 from kvasir.errors import ConfigError, GGUFError, SliceError, UnsupportedModelError
-from kvasir.gguf_encoder import encode_header
-from kvasir.gguf_index import GGUFIndex, TensorInfo
-from kvasir.model_card import ENGINE_ARCHITECTURES, ModelCard
-from kvasir.model_fingerprint import SAMPLE_BYTES, SAMPLE_COUNT, fingerprint_of
+from kvasir.gguf.encoder import encode_header
+from kvasir.gguf.index import GGUFIndex, TensorInfo
+from kvasir.slicing.budget import WORKER_OVERHEAD_BYTES, experts_for_budget, whole_layers_for_budget
+from kvasir.slicing.model_card import ENGINE_ARCHITECTURES, ModelCard
+from kvasir.slicing.model_fingerprint import SAMPLE_BYTES, SAMPLE_COUNT, fingerprint_of
 from tests.unit.moe_files import ModelSpec, write_model
 
 

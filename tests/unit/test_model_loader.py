@@ -17,8 +17,8 @@ from backbone.engine.arch import read_config
 from backbone.engine.model import Model
 from backbone.engine.torch_ops import TorchOps
 from kvasir.errors import GGUFError, UnsupportedModelError
-from kvasir.gguf_index import GGUFIndex
-from kvasir.model_card import ENGINE_ARCHITECTURES as CARD_ARCHITECTURES
+from kvasir.gguf.index import GGUFIndex
+from kvasir.slicing.model_card import ENGINE_ARCHITECTURES as CARD_ARCHITECTURES
 from tests.oracles.model_runs import run_chunks, torch_oracle
 from tests.oracles.tiny_gguf import TinyModel, write_tiny
 from tests.oracles.tiny_layout import ARCHITECTURES, Role, TinyShape, TinyTensor, tiny_metadata, tiny_tensors

@@ -18,7 +18,7 @@ from torch import Tensor
 from backbone.engine.model import Model
 from backbone.engine.stable_ops import StableOps
 from backbone.engine.torch_ops import TorchOps
-from kvasir.gguf_index import GGUFIndex
+from kvasir.gguf.index import GGUFIndex
 from kvasir.kernels.api import ExpertKernel
 from kvasir.kernels.float_kernel import FloatKernel
 from kvasir.kernels.kx1 import KX1Kernel

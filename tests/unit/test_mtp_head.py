@@ -25,7 +25,7 @@ from backbone.engine.mtp_experts import MtpExperts
 from backbone.engine.mtp_head import MtpHead, SlotToken
 from backbone.engine.torch_ops import TorchOps
 from kvasir.errors import GGUFError, KernelError, UnsupportedModelError
-from kvasir.gguf_index import GGUFIndex
+from kvasir.gguf.index import GGUFIndex
 from tests.oracles.llama_cpp import LlamaCpp
 from tests.oracles.tiny_gguf import TinyModel, write_tiny, write_tiny_pair
 from tests.oracles.tiny_layout import Role, TinyShape, TinyTensor

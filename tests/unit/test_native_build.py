@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from kvasir.errors import KernelError
-from kvasir.kernels import build, gpu_shaders, native
+from kvasir.kernels import build, native
+from kvasir.kernels.gpu import shaders as gpu_shaders
 
 ROOT = Path(__file__).resolve().parents[2]
 SHADERS = Path("frontend/static/kvasir/kernels/wgsl")

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvasir.reconnect import FIRST_S, LONGEST_S, STEADY_S, failures_after, reconnect_delay_s
+from kvasir.edge.reconnect import FIRST_S, LONGEST_S, STEADY_S, failures_after, reconnect_delay_s
 
 
 @given(st.integers(0, 10_000), st.floats(0, 1, exclude_max=True))

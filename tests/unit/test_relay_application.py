@@ -11,10 +11,10 @@ import pytest
 
 from kvasir.experts import ExpertRange
 from kvasir.kernels.api import RowFormat
-from kvasir.relay_records import RELAY_EDGE, opening_message, record, record_spans
-from kvasir.wire import decode
-from kvasir.wire_frames import Fault, FaultCode, Frame, Goaway, Hello, Ping, Pong, Refuse, RefuseCode, Role, Welcome
-from kvasir.wire_header import Kind, Limits
+from kvasir.relay.records import RELAY_EDGE, opening_message, record, record_spans
+from kvasir.wire.codec import decode
+from kvasir.wire.frames import Fault, FaultCode, Frame, Goaway, Hello, Ping, Pong, Refuse, RefuseCode, Role, Welcome
+from kvasir.wire.header import Kind, Limits
 from market.tokens import TokenHolder, TokenRefusedError, TokenScope
 from relay.application import MAX_STRANGERS, RelayApplication
 from relay.hub import Hub, HubLimits

@@ -15,8 +15,8 @@ from websockets.exceptions import ConnectionClosed
 from websockets.frames import Frame, Opcode
 from websockets.utils import apply_mask
 
-from kvasir.relay_connection import PIECE_BYTES, RelayConnection, masked_head, masked_message
-from kvasir.wire_header import Buffer
+from kvasir.relay.connection import PIECE_BYTES, RelayConnection, masked_head, masked_message
+from kvasir.wire.header import Buffer
 
 DEADLINE_S = 60.0
 SIZES = (0, 1, 125, 126, 65_535, 65_536, 65_537, 8 * 2**20 + 3, 100)

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.kernels.api import RowFormat
-from kvasir.wire import encode, join
-from kvasir.wire_frames import Dispatch, SumOrder, SumResult
-from kvasir.wire_header import HEADER, HEADER_BYTES, MAGIC, VERSION, Kind, sums_bytes
+from kvasir.wire.codec import encode, join
+from kvasir.wire.frames import Dispatch, SumOrder, SumResult
+from kvasir.wire.header import HEADER, HEADER_BYTES, MAGIC, VERSION, Kind, sums_bytes
 from relay.edge import MAX_NOTICES, EdgeBrokenError, EdgeLedger, FrameFacts, Passage, read_facts
 
 CREDIT = 1000

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from kvasir.errors import ConfigError
-from kvasir.relay_directory import FixedDirectory, RedisDirectory, checked_url
-from kvasir.wire_header import Buffer
+from kvasir.relay.directory import FixedDirectory, RedisDirectory, checked_url
+from kvasir.wire.header import Buffer
 from relay.edge import Traffic
 from relay.outbox import HIGH_WATER_BYTES, Outbox
 from relay.receive_queue import HIGH_WATER_BYTES as RECEIVE_HIGH

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from websockets.frames import Frame, Opcode
 
-from kvasir.relay_reader import STAGING_BYTES, RelayReader
+from kvasir.relay.reader import STAGING_BYTES, RelayReader
 
 LIMIT = 200_000
 HANDSHAKE = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n\r\n"

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.errors import WireError, WireVersionError
-from kvasir.relay_records import (
+from kvasir.relay.records import (
     MAX_FRAME_BYTES,
     RECORD,
     opening_message,
@@ -16,8 +16,8 @@ from kvasir.relay_records import (
     record_spans,
     relay_welcome,
 )
-from kvasir.wire import decode
-from kvasir.wire_frames import Hello, Ping, Role
+from kvasir.wire.codec import decode
+from kvasir.wire.frames import Hello, Ping, Role
 
 HELLO = Hello(Role.WORKER, "ab" * 32, "cd" * 32, "kx1", token="secret")  # noqa: S106 (it is none)
 

@@ -15,8 +15,8 @@ from websockets.asyncio.server import ServerConnection, serve
 from kvasir.errors import ConfigError, EdgeError, EdgeTimeout, HandshakeRefused
 from kvasir.experts import ExpertRange
 from kvasir.kernels.api import RowFormat
-from kvasir.relay_edge import RelayEdge, RelayEdges
-from kvasir.relay_records import (
+from kvasir.relay.edge import RelayEdge, RelayEdges
+from kvasir.relay.records import (
     MAX_BUNDLE_BYTES,
     MAX_MESSAGE_BYTES,
     RECORD,
@@ -26,8 +26,8 @@ from kvasir.relay_records import (
     record_spans,
     relay_welcome,
 )
-from kvasir.wire import decode
-from kvasir.wire_frames import (
+from kvasir.wire.codec import decode
+from kvasir.wire.frames import (
     Dispatch,
     Fault,
     FaultCode,
@@ -40,7 +40,7 @@ from kvasir.wire_frames import (
     Role,
     Welcome,
 )
-from kvasir.wire_header import Limits
+from kvasir.wire.header import Limits
 
 MODEL, KERNEL = "ab" * 32, "cd" * 32
 HELLO = Hello(Role.BACKBONE, MODEL, KERNEL, "float", token="good")  # noqa: S106

@@ -29,7 +29,7 @@ from backbone.events import Done, End, Failed, Queued, Started, SwarmShare, Toke
 from backbone.payloads import GenerationRequest, RequestKind
 from backbone.request_intake import RequestIntake, sampling_params
 from kvasir.errors import KernelError, RequestError
-from kvasir.gguf_index import GGUFIndex
+from kvasir.gguf.index import GGUFIndex
 from tests.unit.engine_service import tiny_model
 
 REQUEST_ID = "0f" * 16

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from kvasir.errors import GGUFError, SliceError, UnsupportedModelError
 from kvasir.experts import ExpertRange, ExpertStack
-from kvasir.gguf_encoder import HeaderValue, encode_header
-from kvasir.gguf_index import GGUFIndex
-from kvasir.model_card import ModelCard
-from kvasir.slice_file import SliceFile
-from kvasir.slices import model_experts, parse_ranges, plan_slice, write_slice
+from kvasir.gguf.encoder import HeaderValue, encode_header
+from kvasir.gguf.index import GGUFIndex
+from kvasir.slicing.model_card import ModelCard
+from kvasir.slicing.slice_file import SliceFile
+from kvasir.slicing.slices import model_experts, parse_ranges, plan_slice, write_slice
 from tests.unit.moe_files import CLEAR_ERRORS, ModelSpec, write_model
 
 PLAIN = ModelSpec()

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvasir.experts import ExpertRange
-from kvasir.gguf_index import GGUFIndex
-from kvasir.manifest import Manifest
+from kvasir.gguf.index import GGUFIndex
+from kvasir.slicing.manifest import Manifest
 from relay.slice_limits import BusyError, DownloadBook, SliceLimits, Throttle
 from relay.slice_manifests import part_urls
 from relay.slice_planning import PLANS_KEPT, SliceShelf

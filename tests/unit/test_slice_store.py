@@ -15,18 +15,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvasir.budget import WORKER_OVERHEAD_BYTES
 from kvasir.errors import ConfigError, DownloadError
 from kvasir.experts import ExpertRange
-from kvasir.gguf_index import GGUFIndex
-from kvasir.slices import plan_slice
-from kvasir.worker.slice_budget import fits, memory_needed
-from kvasir.worker.slice_cache import CacheFullError
-from kvasir.worker.slice_http import SourceRefusedError
-from kvasir.worker.slice_paths import DiskFullError, PartialFile
-from kvasir.worker.slice_progress import DownloadBar
-from kvasir.worker.slice_repair import BrokenSliceError
-from kvasir.worker.slice_store import DoesNotFitError, HeldSlice, SliceStore
+from kvasir.gguf.index import GGUFIndex
+from kvasir.slicing.budget import WORKER_OVERHEAD_BYTES
+from kvasir.slicing.slices import plan_slice
+from kvasir.worker.slices.budget import fits, memory_needed
+from kvasir.worker.slices.cache import CacheFullError
+from kvasir.worker.slices.http import SourceRefusedError
+from kvasir.worker.slices.paths import DiskFullError, PartialFile
+from kvasir.worker.slices.progress import DownloadBar
+from kvasir.worker.slices.repair import BrokenSliceError
+from kvasir.worker.slices.store import DoesNotFitError, HeldSlice, SliceStore
 from tests.unit.moe_files import ModelSpec
 from tests.unit.slice_site import ORIGIN, RANGES, SITE, Network, Site, make_site, store_at
 

@@ -35,7 +35,7 @@ from kvasir.experts import ExpertRange, FloatRows
 from kvasir.kernels.api import EncodedRows, Pairs, RowFormat
 from kvasir.kernels.registry import kernel_named
 from kvasir.kernels.sums import RowSums, sum_outputs
-from kvasir.wire_frames import SumOrder
+from kvasir.wire.frames import SumOrder
 from tests.oracles.tiny_gguf import TinyModel, write_tiny
 
 ROWS = torch.randn(6, 256, generator=torch.Generator().manual_seed(5))

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from kvasir.budget import WORKER_OVERHEAD_BYTES, experts_for_budget
 from kvasir.errors import ConfigError
-from kvasir.gguf_index import GGUFIndex
-from kvasir.model_card import ModelCard
+from kvasir.gguf.index import GGUFIndex
+from kvasir.slicing.budget import WORKER_OVERHEAD_BYTES, experts_for_budget
+from kvasir.slicing.model_card import ModelCard
 from kvasir_site.local_slices import cut_shares, forget_work, share_budget
 from kvasir_site.redis_server import PrivateRedis, RedisBinary
 from kvasir_site.supervisor_children import Blueprint

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from kvasir.errors import WireError, WireVersionError
 from kvasir.experts import ExpertRange
 from kvasir.kernels.api import RowFormat
-from kvasir.wire import STAGING_BYTES, FrameDecoder, decode, encode, join
-from kvasir.wire_frames import (
+from kvasir.wire.codec import STAGING_BYTES, FrameDecoder, decode, encode, join
+from kvasir.wire.frames import (
     MAX_TEXT_BYTES,
     Dispatch,
     Fault,
@@ -37,7 +37,7 @@ from kvasir.wire_frames import (
     clipped,
     f16_reply,
 )
-from kvasir.wire_header import (
+from kvasir.wire.header import (
     HEADER,
     HEADER_BYTES,
     MAX_PAYLOAD_BYTES,

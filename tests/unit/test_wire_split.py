@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from kvasir.errors import WireError
 from kvasir.kernels.api import RowFormat
-from kvasir.wire import encode
-from kvasir.wire_frames import Dispatch, ReplyType, SumOrder
-from kvasir.wire_header import PROTOCOL_LIMITS, Limits, sums_bytes
-from kvasir.wire_split import result_bytes, split_dispatch
+from kvasir.wire.codec import encode
+from kvasir.wire.frames import Dispatch, ReplyType, SumOrder
+from kvasir.wire.header import PROTOCOL_LIMITS, Limits, sums_bytes
+from kvasir.wire.split import result_bytes, split_dispatch
 
 D_MODEL = 4
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from kvasir.kernels.api import RowFormat
 from kvasir.kernels.sums import sum_outputs
-from kvasir.wire_frames import Dispatch, Fault, FaultCode, ReplyType, Result, SumOrder, SumResult
-from kvasir.worker.compute import MAX_BATCH_BYTES, Answer, ComputeQueue, Job, compute_batch
+from kvasir.wire.frames import Dispatch, Fault, FaultCode, ReplyType, Result, SumOrder, SumResult
+from kvasir.worker.serving.compute import MAX_BATCH_BYTES, Answer, ComputeQueue, Job, compute_batch
 from tests.unit.fake_experts import D_MODEL, FakeExperts, expected
 
 

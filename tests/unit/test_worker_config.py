@@ -10,10 +10,10 @@ import pytest
 
 from kvasir import kernels
 from kvasir.errors import ConfigError
-from kvasir.worker.config import parse_address, parse_arguments
-from kvasir.worker.kernel_choice import KX1_KEPT_BYTES
-from kvasir.worker.report import BASE_BYTES, Listening, ranges_text, stopped_json
-from kvasir.worker.serving_config import MIB, WorkerConfig
+from kvasir.worker.command_line import parse_address, parse_arguments
+from kvasir.worker.serving.config import MIB, WorkerConfig
+from kvasir.worker.serving.kernel_choice import KX1_KEPT_BYTES
+from kvasir.worker.serving.report import BASE_BYTES, Listening, ranges_text, stopped_json
 from tests.unit.fake_experts import KERNEL, MODEL, FakeExperts, fake_holdings
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvasir.edge_link import TcpLink
+from kvasir.edge.link import TcpLink
 from kvasir.kernels.api import RowFormat
-from kvasir.wire import encode, join
-from kvasir.wire_frames import (
+from kvasir.wire.codec import encode, join
+from kvasir.wire.frames import (
     Dispatch,
     Fault,
     FaultCode,
@@ -29,12 +29,12 @@ from kvasir.wire_frames import (
     SumResult,
     Welcome,
 )
-from kvasir.wire_header import HEADER, Limits, sums_bytes
-from kvasir.wire_split import result_bytes
-from kvasir.worker.compute import ComputeQueue, Job
-from kvasir.worker.connection import Connection, Service
-from kvasir.worker.serving_config import Deadlines
-from kvasir.worker.watch import Moments, overdue
+from kvasir.wire.header import HEADER, Limits, sums_bytes
+from kvasir.wire.split import result_bytes
+from kvasir.worker.serving.compute import ComputeQueue, Job
+from kvasir.worker.serving.config import Deadlines
+from kvasir.worker.serving.connection import Connection, Service
+from kvasir.worker.serving.watch import Moments, overdue
 from tests.unit.fake_experts import D_MODEL, KERNEL, MODEL, FakeExperts, fake_holdings
 from tests.unit.virtual_time import Socket, VirtualLoop, run, settle
 

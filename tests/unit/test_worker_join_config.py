@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from kvasir.errors import ConfigError
-from kvasir.worker.config import parse_arguments, read_token
-from kvasir.worker.report import joined_json, joined_text
+from kvasir.worker.command_line import parse_arguments, read_token
+from kvasir.worker.serving.report import joined_json, joined_text
 from tests.unit.fake_experts import fake_holdings
 
 URL = "wss://relay.example.org/relay"

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from kvasir.worker import plan_changes as after
-from kvasir.worker.agent_fetch import Fetched, Outcome
-from kvasir.worker.plan import next_action
-from kvasir.worker.plan_actions import Beat, Fetch
-from kvasir.worker.plan_state import Piece, WorkerState
+from kvasir.worker.agent import plan_changes as after
+from kvasir.worker.agent.fetch import Fetched, Outcome
+from kvasir.worker.agent.plan import next_action
+from kvasir.worker.agent.plan_actions import Beat, Fetch
+from kvasir.worker.agent.plan_state import Piece, WorkerState
 from tests.unit.worker_states import MODEL, NOW, ROOM, A, B, C, at_rest, new_node, piece, promise, times
 
 

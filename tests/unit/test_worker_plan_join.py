@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from kvasir.expert_ranges import merge_ranges
 from kvasir.experts import ExpertRange
-from kvasir.worker import plan_changes as after
-from kvasir.worker.market_client import Assigned, NothingWanted
-from kvasir.worker.plan import LONGEST_WAIT_S, PROMISES_MOST, next_action, wait_s
-from kvasir.worker.plan_actions import Register, Rotate, Volunteer
-from kvasir.worker.plan_state import WorkerState
+from kvasir.slicing.expert_ranges import merge_ranges
+from kvasir.worker.agent import plan_changes as after
+from kvasir.worker.agent.market_client import Assigned, NothingWanted
+from kvasir.worker.agent.plan import LONGEST_WAIT_S, PROMISES_MOST, next_action, wait_s
+from kvasir.worker.agent.plan_actions import Register, Rotate, Volunteer
+from kvasir.worker.agent.plan_state import WorkerState
 from tests.unit.worker_states import LATER, MODEL, NOW, ROOM, A, B, C, at_rest, new_node, piece, promise, times
 
 FULL, NO_FIT, AT_TARGET = (

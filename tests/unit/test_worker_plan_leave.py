@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from kvasir.worker.plan import next_action
-from kvasir.worker.plan_actions import Leave
-from kvasir.worker.plan_state import WorkerState
+from kvasir.worker.agent.plan import next_action
+from kvasir.worker.agent.plan_actions import Leave
+from kvasir.worker.agent.plan_state import WorkerState
 from tests.unit.worker_states import NOW, ROOM, A, at_rest, new_node, promise, times
 
 

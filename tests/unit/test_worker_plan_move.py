@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from kvasir.experts import ExpertRange
-from kvasir.worker import plan_changes as after
-from kvasir.worker.demand import Demand
-from kvasir.worker.plan import next_action, to_state, wait_s
-from kvasir.worker.plan_actions import Beat, Drop, Look, PlanMove, Serve, Stay, Volunteer, Withdraw
-from kvasir.worker.plan_state import Move, WorkerState
+from kvasir.worker.agent import plan_changes as after
+from kvasir.worker.agent.demand import Demand
+from kvasir.worker.agent.plan import next_action, to_state, wait_s
+from kvasir.worker.agent.plan_actions import Beat, Drop, Look, PlanMove, Serve, Stay, Volunteer, Withdraw
+from kvasir.worker.agent.plan_state import Move, WorkerState
 from tests.unit.worker_states import NOW, A, B, C, at_rest, demand, piece, times
 
 TOO_MANY_A = demand((A, 4, 2), (B, 2, 2), (C, 1, 2))  # and too few of C

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from kvasir.expert_ranges import merge_ranges
-from kvasir.worker import plan_changes as after
-from kvasir.worker.plan import GRACE_S, is_settled, next_action, to_state, wait_s
-from kvasir.worker.plan_actions import Beat, Fetch, Serve, Volunteer
+from kvasir.slicing.expert_ranges import merge_ranges
+from kvasir.worker.agent import plan_changes as after
+from kvasir.worker.agent.plan import GRACE_S, is_settled, next_action, to_state, wait_s
+from kvasir.worker.agent.plan_actions import Beat, Fetch, Serve, Volunteer
 from tests.unit.worker_states import LATER, NOW, A, B, C, at_rest, piece, promise, times
 
 

@@ -9,8 +9,8 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar, cast
 
-from kvasir.wire import FrameDecoder, encode, join
-from kvasir.wire_frames import Frame
+from kvasir.wire.codec import FrameDecoder, encode, join
+from kvasir.wire.frames import Frame
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from kvasir.experts import ExpertRange
 from kvasir.kernels.api import RowFormat
-from kvasir.wire_frames import (
+from kvasir.wire.frames import (
     Dispatch,
     Fault,
     FaultCode,
@@ -27,7 +27,7 @@ from kvasir.wire_frames import (
     Welcome,
     has_controls,
 )
-from kvasir.wire_header import Limits, encoded_row_bytes
+from kvasir.wire.header import Limits, encoded_row_bytes
 
 U32 = st.integers(0, 2**32 - 1)
 NUMBER = st.integers(1, 2**32 - 1)

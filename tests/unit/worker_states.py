@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from kvasir.experts import ExpertRange
-from kvasir.worker.demand import Demand, DemandRun
-from kvasir.worker.plan import to_state
-from kvasir.worker.plan_state import NotBefore, Piece, SiteModel, WorkerState
+from kvasir.worker.agent.demand import Demand, DemandRun
+from kvasir.worker.agent.plan import to_state
+from kvasir.worker.agent.plan_state import NotBefore, Piece, SiteModel, WorkerState
 
 NOW = 1000.0
 LATER = 10_000.0

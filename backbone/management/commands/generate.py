@@ -19,7 +19,7 @@ from backbone.engine.transport import NoWorkers
 from backbone.engine.worker_address import WorkerAddress
 from backbone.management.generation import DispatchSettings, first_difference, generate, summary_lines
 from kvasir.errors import KvasirError
-from kvasir.wire_frames import ReplyType
+from kvasir.wire.frames import ReplyType
 
 _HELP = """
 Write text, token by token as it is made. Experts held by a --worker are computed there; all others, and those

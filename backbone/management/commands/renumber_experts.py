@@ -23,7 +23,7 @@ from backbone.engine.dispatch import ExpertDispatcher
 from backbone.engine.loaded_model import LoadedModel
 from backbone.engine.transport import NoWorkers
 from kvasir.errors import KvasirError
-from kvasir.expert_renumbering import renumber_experts
+from kvasir.slicing.expert_renumbering import renumber_experts
 
 WINDOW = 256
 

@@ -1,5 +1,5 @@
 /**
- * Ranges of experts: the unit of coverage, half-open, as plain frozen objects. Twin of kvasir/expert_ranges.py.
+ * Ranges of experts: the unit of coverage, half-open, as plain frozen objects. Twin of kvasir/slicing/expert_ranges.py.
  * The wire, the plan and the market client use them; nothing here knows a model.
  */
 

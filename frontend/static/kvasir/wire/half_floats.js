@@ -1,6 +1,6 @@
 /**
  * Half-precision floats as bits, rounded as numpy rounds them (to nearest, ties to even). Twin of f16_reply in
- * kvasir/wire_frames.py. The compute queue answers with it where a backbone asks for f16. Bits, because not every
+ * kvasir/wire/frames.py. The compute queue answers with it where a backbone asks for f16. Bits, because not every
  * browser has a Float16Array.
  */
 

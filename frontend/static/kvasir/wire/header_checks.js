@@ -1,6 +1,6 @@
 /**
  * What a header may say: its counts agree with each other and with what the receiver takes. Twin of `Header.check` in
- * kvasir/wire_header.py. wire.js asks before it sends, and before it reads a payload; nothing here looks into one.
+ * kvasir/wire/header.py. wire.js asks before it sends, and before it reads a payload; nothing here looks into one.
  */
 
 import { WireError } from "./errors.js";

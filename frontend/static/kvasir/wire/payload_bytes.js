@@ -1,6 +1,6 @@
 /**
  * Payloads byte by byte: numbers, texts, fingerprints, limits and ranges, written and read from front to back. Twin of
- * the reader in kvasir/wire_payloads.py; wire_payloads.js uses it and knows which fields a frame has.
+ * the reader in kvasir/wire/payloads.py; wire_payloads.js uses it and knows which fields a frame has.
  */
 
 import { WireError } from "./errors.js";

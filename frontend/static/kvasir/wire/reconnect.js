@@ -1,5 +1,5 @@
 /**
- * When a node that lost its relay dials again: a pure rule. Twin of kvasir/reconnect.py.
+ * When a node that lost its relay dials again: a pure rule. Twin of kvasir/edge/reconnect.py.
  * The delay is random over its whole length, so that thousands of nodes do not come back to a relay in one moment.
  */
 

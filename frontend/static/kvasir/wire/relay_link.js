@@ -1,5 +1,5 @@
 /**
- * One relayed edge as its owner sees it: frames in, frames out. Twin of kvasir/relay_link.py.
+ * One relayed edge as its owner sees it: frames in, frames out. Twin of kvasir/relay/link.py.
  * relay_socket.js makes one for each edge; worker connections own them. Its bytes share the socket's stream, so it
  * cannot hold up the other side by itself: the relay's credit bounds what an edge may have under way.
  */

@@ -1,6 +1,6 @@
 /**
  * The relay's own layer over the wire: numbered records in messages, and the message that opens a socket. Twin of
- * kvasir/relay_records.py. A message is one or more records (edge u32, byte count u32, then one frame), little-endian.
+ * kvasir/relay/records.py. A message is one or more records (edge u32, byte count u32, then one frame), little-endian.
  * It does no I/O and never looks into a frame.
  */
 

@@ -1,5 +1,5 @@
 /**
- * A worker's WebSocket to a relay: opening, records in and out, signs of life. Twin of kvasir/relay_socket.py.
+ * A worker's WebSocket to a relay: opening, records in and out, signs of life. Twin of kvasir/relay/socket.py.
  * worker/join.js holds one; frames of many edges share it. Browsers cannot send a WebSocket ping, so it asks for a sign
  * of life by a PING of the wire. Reconnecting is its owner's business.
  */

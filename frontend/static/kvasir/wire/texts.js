@@ -1,6 +1,6 @@
 /**
  * Texts as the wire carries them: UTF-8, short, without control characters or lone surrogates. Twin of has_controls
- * and clipped in kvasir/wire_frames.py. Payloads and everyone who sends a reason use it.
+ * and clipped in kvasir/wire/frames.py. Payloads and everyone who sends a reason use it.
  */
 
 import { MAX_TEXT_BYTES } from "./wire_frames.js";

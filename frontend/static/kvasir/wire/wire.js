@@ -1,5 +1,5 @@
 /**
- * The wire's codec: frames to bytes and back, without I/O. Twin of kvasir/wire.py for whole messages; streams that
+ * The wire's codec: frames to bytes and back, without I/O. Twin of kvasir/wire/codec.py for whole messages; streams that
  * may be cut anywhere are TCP's, which a browser does not have. Any bytes either decode or throw a WireError; nothing
  * larger than the limits is ever allocated; tensors are views over the received bytes where these are aligned, but for
  * sums, which travel packed.

@@ -1,5 +1,5 @@
 /**
- * The frames as data: one frozen shape a kind, told apart by `kind`. Twin of kvasir/wire_frames.py.
+ * The frames as data: one frozen shape a kind, told apart by `kind`. Twin of kvasir/wire/frames.py.
  * Both ends of an edge build and receive these; wire.js turns them into bytes and back. Nothing here does I/O, and
  * nothing here judges whether a worker can compute what is asked.
  */

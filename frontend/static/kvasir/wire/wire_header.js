@@ -1,5 +1,5 @@
 /**
- * The fixed header that opens every frame: layout, limits, checksum. Twin of kvasir/wire_header.py; the byte tables are
+ * The fixed header that opens every frame: layout, limits, checksum. Twin of kvasir/wire/header.py; the byte tables are
  * in docs/wire.md. It knows nothing of sockets and never looks into a payload.
  */
 

@@ -1,6 +1,6 @@
 /**
  * Payloads of the frames that carry no tensor: handshake, refusals, faults and notices. Twin of
- * kvasir/wire_payloads.py; wire.js calls it. A payload that is short, long or not well-formed text is a WireError.
+ * kvasir/wire/payloads.py; wire.js calls it. A payload that is short, long or not well-formed text is a WireError.
  */
 
 import { WireError } from "./errors.js";

@@ -1,5 +1,5 @@
 /**
- * How large an answer may be. Twin of result_bytes and answer_bytes in kvasir/wire_split.py; splitting is the
+ * How large an answer may be. Twin of result_bytes and answer_bytes in kvasir/wire/split.py; splitting is the
  * backbone's affair.
  */
 

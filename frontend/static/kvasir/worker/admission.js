@@ -1,6 +1,6 @@
 /**
  * Who may use a worker, and which requests it takes: pure checks of frames against what the worker holds. Twin of
- * kvasir/worker/admission.py. connection.js asks before anything is queued; values inside rows are left to the kernel.
+ * kvasir/worker/serving/admission.py. connection.js asks before anything is queued; values inside rows are left to the kernel.
  */
 
 import { checkSumRequest } from "../kernels/sums.js";

@@ -1,6 +1,6 @@
 /**
  * The worker that needs only a budget, in a tab: it asks `plan.js` what is next, does it, and asks again. Twin of
- * kvasir/worker/agent.py. `tab_worker.js` runs one. All that it knows is one `WorkerState`; what it does to the world
+ * kvasir/worker/agent/agent.py. `tab_worker.js` runs one. All that it knows is one `WorkerState`; what it does to the world
  * goes through the market client, the fetcher and the edge, which tests replace. It decides nothing itself.
  */
 

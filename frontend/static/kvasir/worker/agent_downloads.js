@@ -1,5 +1,5 @@
 /**
- * The one download that goes on while an agent does everything else. The fetching part of kvasir/worker/agent.py.
+ * The one download that goes on while an agent does everything else. The fetching part of kvasir/worker/agent/agent.py.
  * `agent.js` starts and ends it; what a failure means is `agent_fetch.js`'s.
  */
 

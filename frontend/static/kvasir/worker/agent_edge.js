@@ -1,6 +1,6 @@
 /**
  * An agent's place at the relay: other holdings take over without a moment in which nobody answers. Twin of
- * kvasir/worker/agent_edge.py. What a worker holds is told to backbones when an edge opens, so other holdings need
+ * kvasir/worker/agent/edge.py. What a worker holds is told to backbones when an edge opens, so other holdings need
  * other edges: the new ones are opened first and both serve for a moment; then the old ones say goodbye and close.
  */
 

@@ -1,5 +1,5 @@
 /**
- * An agent's downloads: one piece at a time, and what its failure means. Twin of kvasir/worker/agent_fetch.py.
+ * An agent's downloads: one piece at a time, and what its failure means. Twin of kvasir/worker/agent/fetch.py.
  * `agent_downloads.js` starts a fetch. A slice is loaded into the kernel as soon as it is verified, so that serving it
  * is only a matter of edges; slices that are held are neither evicted nor unloaded until they are let go.
  */

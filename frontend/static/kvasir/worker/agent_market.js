@@ -1,6 +1,6 @@
 /**
  * What an agent tells its site and asks it: heartbeats, demand, work, and moves that follow from the demand. The market
- * part of kvasir/worker/agent.py. `agent.js` calls it with what the plan decided.
+ * part of kvasir/worker/agent/agent.py. `agent.js` calls it with what the plan decided.
  */
 
 import { AgentEndedError } from "./agent_errors.js";

@@ -1,6 +1,6 @@
 /**
  * Who a tab is at its site: registers, exchanges the token before it ends, keeps both. The identity part of
- * kvasir/worker/agent.py. `agent.js` calls it; nothing here decides when.
+ * kvasir/worker/agent/agent.py. `agent.js` calls it; nothing here decides when.
  */
 
 import { rotateInS } from "./agent_state.js";

@@ -1,6 +1,6 @@
 /**
  * What a contributing tab keeps over reloads: who it is, what it holds, what the visitor agreed to. Twin of
- * kvasir/worker/agent_state.py. `agent.js` and `tab_worker.js` load it at the start and save it after every change.
+ * kvasir/worker/agent/state.py. `agent.js` and `tab_worker.js` load it at the start and save it after every change.
  * The node's token and the account's key lie here and are part of no published state.
  */
 

@@ -1,5 +1,5 @@
 /**
- * The queue between connections and the kernel. Twin of kvasir/worker/compute.py: backbones take turns, and waiting
+ * The queue between connections and the kernel. Twin of kvasir/worker/serving/compute.py: backbones take turns, and waiting
  * jobs of the same layer are computed together, because reading an expert's weights once for many rows is cheaper, and
  * a kernel's result for a pair does not depend on its company. Two batches are in flight, so that a GPU never waits for
  * this thread. join.js makes one for its holdings.

@@ -1,5 +1,5 @@
 /**
- * One backbone's connection as the worker sees it: handshake, checks, answers. Twin of kvasir/worker/connection.py.
+ * One backbone's connection as the worker sees it: handshake, checks, answers. Twin of kvasir/worker/serving/connection.py.
  * join.js makes one for each edge. Whatever the other side sends, it is answered or the connection is closed with a
  * reason; nothing that was not checked reaches the kernel, and nothing here disturbs another connection.
  */

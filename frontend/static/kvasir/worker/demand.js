@@ -1,5 +1,5 @@
 /**
- * What a site says is wanted of its model: replicas and targets of runs of experts. Twin of kvasir/worker/demand.py.
+ * What a site says is wanted of its model: replicas and targets of runs of experts. Twin of kvasir/worker/agent/demand.py.
  * The market client reads it from GET /api/expert-demand, the plan asks it. Nothing here asks anybody.
  */
 

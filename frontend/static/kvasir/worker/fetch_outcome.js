@@ -1,6 +1,6 @@
 /**
  * What came of fetching a piece: the words between whoever downloads and the plan. Twin of Outcome and Fetched in
- * kvasir/worker/agent_fetch.py. It fetches nothing.
+ * kvasir/worker/agent/fetch.py. It fetches nothing.
  */
 
 /** What came of a fetch; the values are those of the Python twin. */

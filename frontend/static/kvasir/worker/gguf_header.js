@@ -1,6 +1,6 @@
 /**
  * Reads the header of a slice's GGUF file: metadata and tensor table, bounds-checked.
- * Twin of kvasir/gguf_header.py, for the few KB that a slice has. `slice_file.js` calls it; no weight is looked at.
+ * Twin of kvasir/gguf/header.py, for the few KB that a slice has. `slice_file.js` calls it; no weight is looked at.
  */
 
 import { BrokenSliceError } from "./slice_errors.js";

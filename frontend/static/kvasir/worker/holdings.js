@@ -1,5 +1,5 @@
 /**
- * What a tab holds: the experts of its verified slices, in the kernel. Twin of kvasir/worker/holdings.py.
+ * What a tab holds: the experts of its verified slices, in the kernel. Twin of kvasir/worker/serving/holdings.py.
  * `agent_fetch.js` loads a slice as soon as it is verified, `agent.js` makes `Holdings` of those that are to be served;
  * connections check requests against them and the compute queue computes with them.
  */

@@ -1,7 +1,7 @@
 /**
  * The worker's place at a relay: one connection, kept open, over which all of its backbones come. Twin of
- * kvasir/worker/join.py. The agent makes one for its holdings, and another when it holds other ranges (the first then
- * says goodbye: see kvasir/worker/agent_edge.py).
+ * kvasir/worker/serving/join.py. The agent makes one for its holdings, and another when it holds other ranges (the first then
+ * says goodbye: see kvasir/worker/agent/edge.py).
  *
  *   const worker = new RelayWorker({ relayUrl, token }, holdings, { onJoined, onLost, onComputed });
  *   const ended = worker.run();      resolves after stop(); dials again for ever before that

@@ -1,6 +1,6 @@
 /**
  * A worker's questions to the market of its site: register, heartbeat, demand, volunteer, rewards (docs/market.md).
- * Twin of kvasir/worker/market_client.py. The agent asks. Every call ends within a deadline. What may succeed later is
+ * Twin of kvasir/worker/agent/market_client.py. The agent asks. Every call ends within a deadline. What may succeed later is
  * a MarketAwayError, what will not a MarketRefusedError; an answer that is not what the document says counts as away.
  * Tokens and keys are never logged or shown.
  */

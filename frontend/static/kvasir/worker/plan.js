@@ -1,6 +1,6 @@
 /**
  * What a worker does next: one pure function from what it knows to one action, or to none. Twin of
- * kvasir/worker/plan.py, on the same golden cases. The agent asks nextAction(state, nowS) after everything that happens
+ * kvasir/worker/agent/plan.py, on the same golden cases. The agent asks nextAction(state, nowS) after everything that happens
  * and does what it is told; waitS(state, nowS) says how long nothing will be due. It does nothing itself.
  */
 

@@ -1,6 +1,6 @@
 /**
  * What plan.js can tell a worker to do: plain frozen objects, told apart by `action`. Twin of
- * kvasir/worker/plan_actions.py. The agent does it; nothing here does anything.
+ * kvasir/worker/agent/plan_actions.py. The agent does it; nothing here does anything.
  */
 
 /** @typedef {import("../wire/expert_ranges.js").ExpertRange} ExpertRange */

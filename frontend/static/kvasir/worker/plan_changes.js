@@ -1,6 +1,6 @@
 /**
  * What a worker knows after something has happened: pure steps from one WorkerState to the next. Twin of
- * kvasir/worker/plan_changes.py. The agent applies them with what it was answered; plan.js decides from the result.
+ * kvasir/worker/agent/plan_changes.py. The agent applies them with what it was answered; plan.js decides from the result.
  * Moments are seconds of the plan's clock.
  */
 

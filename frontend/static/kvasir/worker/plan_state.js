@@ -1,6 +1,6 @@
 /**
  * What a worker knows: the one value that plan.js decides from and plan_changes.js goes on from. Twin of
- * kvasir/worker/plan_state.py. Values are never changed, only replaced; moments are seconds of one clock that never
+ * kvasir/worker/agent/plan_state.py. Values are never changed, only replaced; moments are seconds of one clock that never
  * goes back.
  */
 

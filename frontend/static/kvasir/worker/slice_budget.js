@@ -1,6 +1,6 @@
 /**
  * Whether experts fit into a worker's memory, asked before anything is downloaded. Twin of
- * kvasir/worker/slice_budget.py:
+ * kvasir/worker/slices/budget.py:
  *
  *     bytes needed = WORKER_OVERHEAD_BYTES + sum over the experts of their stored bytes
  *
@@ -9,7 +9,7 @@
 
 /** @import { ExpertRange } from "./plan_state.js" */
 
-/** What the tab itself takes: scripts, kernels, buffers of the requests in flight. The same as kvasir/budget.py's. */
+/** What the tab itself takes: scripts, kernels, buffers of the requests in flight. The same as kvasir/slicing/budget.py's. */
 export const WORKER_OVERHEAD_BYTES = 150_000_000;
 
 /** Bytes of experts that fit into a budget beside the program itself. @param {number} budgetBytes */

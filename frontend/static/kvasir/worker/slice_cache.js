@@ -1,6 +1,6 @@
 /**
  * The slices on the disk within a budget of bytes: what is there, what is in use, and what goes when room is needed.
- * Twin of kvasir/worker/slice_cache.py. `slice_store.js` owns one. One worker a browser uses it (`single_worker.js`),
+ * Twin of kvasir/worker/slices/cache.py. `slice_store.js` owns one. One worker a browser uses it (`single_worker.js`),
  * so what is in use is known here and needs no lock files.
  */
 

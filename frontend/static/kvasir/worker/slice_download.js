@@ -1,6 +1,6 @@
 /**
  * Fetches a slice into its file: from the byte where the last attempt ended, until all bytes are there. Twin of
- * kvasir/worker/slice_download.py. `slice_store.js` calls it. A cut, a timeout or a busy server is waited out and tried
+ * kvasir/worker/slices/download.py. `slice_store.js` calls it. A cut, a timeout or a busy server is waited out and tried
  * again; only attempts that bring no byte count as failed. Nothing is verified here.
  */
 

@@ -1,5 +1,5 @@
 /**
- * The worker's downloads: byte ranges by fetch, with a deadline on every read. Twin of kvasir/worker/slice_http.py.
+ * The worker's downloads: byte ranges by fetch, with a deadline on every read. Twin of kvasir/worker/slices/http.py.
  * `slice_download.js` and `slice_repair.js` fetch through it. What may succeed later is a TransferError, what will not
  * a SourceRefusedError. It follows no redirect and asks the site alone: the page's policy allows nothing else.
  */

@@ -1,5 +1,5 @@
 /**
- * What a site says of a slice before it is fetched: digests, size, layout. Twin of kvasir/worker/slice_manifest.py.
+ * What a site says of a slice before it is fetched: digests, size, layout. Twin of kvasir/worker/slices/manifest.py.
  * `slice_store.js` reads it from /api/manifests and keeps it beside the slice; every number is checked here, so that
  * what fetches and repairs can rely on it. The model's origin is passed over: a page asks its own site alone.
  */

@@ -1,6 +1,6 @@
 /**
  * The files of slices in the browser's own file system (OPFS): names, small documents, and one file open for writing.
- * Twin of kvasir/worker/slice_paths.py. `slice_store.js` and what is beside it use it, in a dedicated worker only:
+ * Twin of kvasir/worker/slices/paths.py. `slice_store.js` and what is beside it use it, in a dedicated worker only:
  * pages have no synchronous access. A slice has one data file, whole or not; `slice_repair.js` alone tells whether it
  * is right.
  */

@@ -1,6 +1,6 @@
 /**
  * Verifies every byte of a fetched slice that matters, and fetches again only what is broken.
- * Twin of kvasir/worker/slice_repair.py. `slice_store.js` calls it before a slice is used. Experts are hashed one after
+ * Twin of kvasir/worker/slices/repair.py. `slice_store.js` calls it before a slice is used. Experts are hashed one after
  * another, so that memory stays at a few MB; nothing is computed with them here.
  */
 

@@ -1,5 +1,5 @@
 /**
- * A tab's slices: fetched, verified, kept and evicted. Twin of kvasir/worker/slice_store.py; the rules are in
+ * A tab's slices: fetched, verified, kept and evicted. Twin of kvasir/worker/slices/store.py; the rules are in
  * docs/slices.md. `agent_fetch.js` asks for one at a time. `obtain` gives a slice in which every expert has the SHA-256
  * of the site's manifest, however often the way there was cut; what has come is kept over reloads.
  */

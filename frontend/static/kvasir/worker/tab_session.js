@@ -1,6 +1,6 @@
 /**
  * One session of contributing, from the kernel's self-test to the last answer: puts an agent together and lets it work.
- * Twin of kvasir/worker/agent_start.py. `tab_worker.js` makes one for each start; pages see it through the published
+ * Twin of kvasir/worker/agent/start.py. `tab_worker.js` makes one for each start; pages see it through the published
  * state alone.
  */
 

@@ -1,0 +1,216 @@
+"""One TCP stream that carries frames, for either end of an edge.
+
+`edge` and the worker's connections own one each. It bounds what it buffers, never blocks the event loop and never
+judges what a frame asks for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Protocol, cast
+
+from kvasir.errors import EdgeError, WireError
+from kvasir.wire.codec import FrameDecoder, encode
+from kvasir.wire.frames import Frame
+from kvasir.wire.header import MAX_PAYLOAD_BYTES, Buffer, Limits
+
+JOINED_BYTES = 64 * 1024  # frames up to this size are sent as one piece
+PIECE_BYTES = 256 * 1024  # what the transport may hold at most, whatever a frame's size
+LINGER_S = 1.0  # how long the other side may take to read the last bytes and close
+
+
+class EdgeLink(Protocol):
+    """What carries an edge's frames. It calls back as `edge_link.LinkOwner` says."""
+
+    @property
+    def bytes_sent(self) -> int: ...
+
+    @property
+    def bytes_received(self) -> int: ...
+
+    def send(self, frame: Frame, limits: Limits) -> None: ...
+
+    def close(self, reason: str) -> None: ...
+
+
+class LinkOwner(Protocol):
+    """Who uses a link. Calls come from the event loop, and none may block."""
+
+    def frame_received(self, frame: Frame) -> None: ...
+
+    def bytes_refused(self, error: WireError) -> None:
+        """The stream is not frames any more; the owner says why and closes."""
+        ...
+
+    def bytes_went_out(self) -> None:
+        """Some of what was queued was given to the socket."""
+        ...
+
+    def link_closed(self, reason: str) -> None:
+        """The link is gone; called once."""
+        ...
+
+
+class TcpLink(asyncio.BufferedProtocol):
+    """Frames over one TCP stream. `limits` is what this side accepts, `max_payload_bytes` of frames of any kind."""
+
+    def __init__(self, owner: LinkOwner, limits: Limits, max_payload_bytes: int = MAX_PAYLOAD_BYTES) -> None:
+        self._owner = owner
+        self._decoder = FrameDecoder(limits, max_payload_bytes)
+        self._transport: asyncio.Transport | None = None
+        self._loop = asyncio.get_running_loop()
+        self._outgoing: deque[Buffer] = deque()
+        self._is_write_paused = False
+        self._discard: bytearray | None = None  # set once nothing more will be read
+        self._close_reason = ""
+        self.is_gone = False
+        self.is_reading_paused = False
+        self.queued_bytes = 0
+        self.bytes_sent = 0
+        self.bytes_received = 0
+        self.last_received = self._loop.time()
+        self.last_sent = self._loop.time()
+        self.frame_began: float | None = None  # when the frame that is not complete yet began
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether the link is closed or about to be."""
+        return bool(self._close_reason) or self._transport is None
+
+    def accept(self, limits: Limits) -> None:
+        """Take frames within these limits from now on."""
+        self._decoder.limits = limits
+        self._decoder.max_payload_bytes = MAX_PAYLOAD_BYTES
+
+    def send(self, frame: Frame, limits: Limits) -> None:
+        """Queue a frame; its arrays must not change until it is sent. `limits` is what the other side accepts.
+
+        Raises EdgeError when the link is closing, WireError when the frame is over the limits.
+        """
+        if self.is_closing:
+            raise EdgeError(f"edge is closed: {self._close_reason or 'not connected'}")
+        for piece in _pieces(encode(frame, limits)):
+            self._outgoing.append(piece)
+            self.queued_bytes += len(piece)
+        self._pump()
+
+    def close(self, reason: str, linger_s: float = LINGER_S) -> None:
+        """Send what is queued, then close; after `linger_s` seconds in any case. Nothing more is read."""
+        if self.is_closing:
+            return
+        self._close_reason = reason
+        self._discard = bytearray(4096)
+        self.resume_reading()  # so that the other side's end of stream is seen
+        self._loop.call_later(linger_s, self.abort, reason)
+        self._pump()
+
+    def abort(self, reason: str) -> None:
+        """Close now; what is queued is lost."""
+        self._close_reason = self._close_reason or reason
+        if self._transport is not None:
+            self._transport.abort()
+
+    def pause_reading(self) -> None:
+        """Take nothing more from the socket: the other side feels it."""
+        if self._transport is not None and not self.is_reading_paused and not self.is_closing:
+            self.is_reading_paused = True
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Take up reading again."""
+        if self._transport is not None and self.is_reading_paused:
+            self.is_reading_paused = False
+            self.last_received = self._loop.time()
+            if self.frame_began is not None:
+                self.frame_began = self.last_received
+            with contextlib.suppress(RuntimeError):  # the transport has begun to close by itself
+                self._transport.resume_reading()
+
+    # What asyncio calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=0)
+        raw = self._transport.get_extra_info("socket")
+        if raw is not None:
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self._close_reason:  # given up before it was open
+            self._transport.abort()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Where the transport reads to; the size is ours, whatever `sizehint` says."""
+        del sizehint
+        return memoryview(self._discard) if self._discard is not None else self._decoder.writable()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.last_received = self._loop.time()
+        self.bytes_received += nbytes
+        if self._discard is not None:
+            return
+        frames = self._decoder.advance(nbytes)
+        if not self._decoder.is_mid_frame:
+            self.frame_began = None
+        elif frames or self.frame_began is None:
+            self.frame_began = self.last_received
+        for frame in frames:
+            if self._discard is None:  # the owner may have closed after an earlier frame
+                self._owner.frame_received(frame)
+        if self._decoder.failure is not None and self._discard is None:
+            self._discard = bytearray(4096)
+            self._owner.bytes_refused(self._decoder.failure)
+
+    def pause_writing(self) -> None:
+        self._is_write_paused = True
+
+    def resume_writing(self) -> None:
+        self._is_write_paused = False
+        self._pump()
+        self._owner.bytes_went_out()
+
+    def eof_received(self) -> bool:
+        self._close_reason = self._close_reason or "the other side closed the edge"
+        return False
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._transport = None
+        self.is_gone = True
+        self._outgoing.clear()
+        self.queued_bytes = 0
+        self._close_reason = self._close_reason or (f"connection lost: {exc}" if exc else "connection lost")
+        self._owner.link_closed(self._close_reason)
+
+    def _pump(self) -> None:
+        while self._outgoing and not self._is_write_paused and self._transport is not None:
+            piece = self._outgoing.popleft()
+            self.queued_bytes -= len(piece)
+            self.bytes_sent += len(piece)
+            self.last_sent = self._loop.time()
+            self._transport.write(piece)
+        if self._discard is not None and self._close_reason and not self._outgoing:
+            self._end_stream()
+
+    def _end_stream(self) -> None:
+        """Say that no more comes and wait for the other side to close: closing at once could lose the last frame."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        if not transport.can_write_eof():
+            transport.close()
+            return
+        transport.write_eof()
+
+
+def _pieces(buffers: Iterable[Buffer]) -> Iterator[Buffer]:
+    """Buffers as pieces of bounded size, small frames as one piece."""
+    parts = list(buffers)
+    if sum(map(len, parts)) <= JOINED_BYTES:
+        yield b"".join(parts)
+        return
+    for part in parts:
+        view = memoryview(part)
+        for start in range(0, len(view), PIECE_BYTES):
+            yield view[start : start + PIECE_BYTES]

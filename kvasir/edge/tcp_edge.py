@@ -1,0 +1,76 @@
+"""The backbone's end of an edge over TCP: it dials the worker, shakes hands and minds the clock.
+
+The engine's pool opens one per worker address. What an edge does once it is open is in `edge.calls`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Self
+
+from kvasir.edge.calls import Edge
+from kvasir.edge.keepalive import KeepAlive, KeepAliveAction, keepalive_action
+from kvasir.edge.link import TcpLink
+from kvasir.errors import EdgeError, EdgeTimeout
+from kvasir.wire.frames import Hello, Ping
+from kvasir.wire.header import PROTOCOL_LIMITS
+
+
+class TcpEdge(Edge):
+    """One open edge to one worker. Make it with `connect`; use it from the event loop that made it."""
+
+    def __init__(self, hello: Hello, address: str, keep_alive: KeepAlive) -> None:
+        super().__init__(hello, address)
+        self._keep_alive = keep_alive
+        self._tcp = TcpLink(self, hello.limits)
+        self._pinged = 0.0
+        self._n_pings = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def _link(self) -> TcpLink:
+        return self._tcp
+
+    @classmethod
+    async def connect(
+        cls, host: str, port: int, hello: Hello, *, deadline_s: float, keep_alive: KeepAlive | None = None
+    ) -> Self:
+        """Open an edge and shake hands, all within `deadline_s` seconds.
+
+        Raises HandshakeRefused when the two sides must not work together, EdgeTimeout at the deadline, EdgeError when
+        there is no worker at the address or it does not speak this protocol.
+        """
+        edge = cls(hello, f"{host}:{port}", keep_alive or KeepAlive())
+        is_open = False
+        try:
+            async with asyncio.timeout(deadline_s):
+                await edge._loop.create_connection(lambda: edge._link, host, port)
+                edge._link.send(hello, PROTOCOL_LIMITS)
+                await edge._welcomed
+                is_open = True
+        except TimeoutError as error:
+            raise EdgeTimeout(f"worker {edge._address}: no welcome within {deadline_s} s") from error
+        except OSError as error:
+            raise EdgeError(f"worker {edge._address} cannot be reached: {error}") from error
+        finally:
+            if not is_open:
+                edge._fail(EdgeError("the handshake was given up"))
+        edge._look_at_clock()
+        return edge
+
+    def _fail(self, error: EdgeError) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        super()._fail(error)
+
+    def _look_at_clock(self) -> None:
+        now = self._loop.time()
+        action = keepalive_action(now, self._link.last_received, self._pinged, self._keep_alive)
+        if action is KeepAliveAction.GIVE_UP:
+            silent = now - self._link.last_received
+            self._fail(EdgeError(f"worker {self._address} gave no sign of life for {silent:.1f} s"))
+            return
+        if action is KeepAliveAction.PING:
+            self._pinged, self._n_pings = now, self._n_pings + 1
+            self._link.send(Ping(self._n_pings), self.welcome.limits)
+        self._timer = self._loop.call_later(self._keep_alive.interval_s / 2, self._look_at_clock)

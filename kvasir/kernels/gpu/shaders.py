@@ -1,0 +1,92 @@
+"""The shader programs of KX1: which WGSL files make which program, and where the files are.
+
+Called by `gpu.device`. The page's `kernels/gpu_*.js` puts the same files together; `kernels/wgsl/README.md` says how.
+Nothing is generated here, and no GPU is touched.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from gguf import GGMLQuantizationType as Quant
+
+from kvasir.errors import KernelError
+
+LANES_ALLOWED = (1, 2, 4, 8, 16)
+TYPE_FILES = {
+    Quant.Q4_K: ("k_scales", "q4_k"),
+    Quant.Q5_K: ("k_scales", "q5_k"),
+    Quant.Q6_K: ("words", "q6_k"),
+    Quant.Q8_0: ("words", "q8_0"),
+}
+
+
+class Kind(StrEnum):
+    """What a program does. Matrix programs exist once for each quant type."""
+
+    UNPACK_ROWS = "unpack_rows"
+    SILU_QUANTISE = "silu_quantise"
+    MATVEC_1 = "matvec_1"
+    MATVEC_4 = "matvec_4"
+    TILED = "tiled"
+
+
+PAIRS_A_TASK = {Kind.MATVEC_1: 1, Kind.MATVEC_4: 4, Kind.TILED: 32}
+
+
+class Program(NamedTuple):
+    """One program; `quant_type` is None where no weights are read."""
+
+    kind: Kind
+    quant_type: Quant | None = None
+
+
+ROW_PROGRAMS = (Program(Kind.UNPACK_ROWS), Program(Kind.SILU_QUANTISE))
+
+
+def matrix_programs(quant_type: Quant) -> tuple[Program, ...]:
+    """The programs that multiply with a matrix of this type."""
+    return tuple(Program(kind, quant_type) for kind in PAIRS_A_TASK)
+
+
+def program_text(program: Program, lanes: int, has_packed_dot: bool = True) -> str:
+    """The WGSL of a program, entry point `main`. `lanes` invocations share a weight row in `matvec`."""
+    if lanes not in LANES_ALLOWED:
+        raise KernelError(f"lanes is {lanes}; it must be one of {', '.join(map(str, LANES_ALLOWED))}")
+    dot = "dot_packed" if has_packed_dot else "dot_plain"
+    texts = [shader_file(name) for name in (dot, *_files(program))]
+    if program.kind in (Kind.MATVEC_1, Kind.MATVEC_4):
+        texts.insert(0, f"const LANES = {lanes}u;\n")
+    return "\n".join(texts)
+
+
+def _files(program: Program) -> tuple[str, ...]:
+    if program.kind is Kind.UNPACK_ROWS:
+        return "activations", "unpack_rows"
+    if program.kind is Kind.SILU_QUANTISE:
+        return "activations", "silu", "quantise"
+    if program.quant_type not in TYPE_FILES:
+        raise KernelError(f"there is no {program.kind} for {program.quant_type!r}")
+    width = "width_1" if program.kind is Kind.MATVEC_1 else "width_4"
+    body = "tiled" if program.kind is Kind.TILED else "matvec"
+    return width, "exact", "matmul", *TYPE_FILES[program.quant_type], body
+
+
+@cache
+def shader_file(name: str) -> str:
+    """The text of one WGSL file. Raises KernelError, naming the folders, when it is not installed."""
+    for folder in shader_folders():
+        path = folder / f"{name}.wgsl"
+        if path.is_file():
+            return path.read_text(encoding="utf-8")
+    places = " or ".join(str(folder) for folder in shader_folders())
+    raise KernelError(f"the shader file {name}.wgsl is not in {places}; install kvasir again")
+
+
+def shader_folders() -> tuple[Path, ...]:
+    """Where shader files are looked for: the source tree, which they belong to; then an installed package."""
+    here = Path(__file__).resolve()
+    return here.parents[2] / "frontend" / "static" / "kvasir" / "kernels" / "wgsl", here.parent / "wgsl"

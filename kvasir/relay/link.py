@@ -1,0 +1,143 @@
+"""One relayed edge as its owner sees it: frames in, frames out, like the TCP link of `edge.link`.
+
+`relay.socket` makes one for each edge; backbones' edges and workers' connections own them. Its bytes share the
+socket's stream, so it cannot hold up the other side by itself: the relay's credit bounds what an edge may have under
+way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from kvasir.edge.link import LinkOwner
+from kvasir.errors import EdgeError, WireError
+from kvasir.relay.records import RECORD_BYTES
+from kvasir.wire.codec import decode, encode
+from kvasir.wire.frames import Fault, FaultCode, Frame, Refuse, clipped
+from kvasir.wire.header import PROTOCOL_LIMITS, Buffer, Limits
+
+
+class Carrier(Protocol):
+    """The socket that carries a link's records."""
+
+    def post(self, link: RelayLink, buffers: list[Buffer], n_bytes: int) -> None:
+        """Queue one frame."""
+        ...
+
+    def forget(self, link: RelayLink) -> None:
+        """The edge is closed: what still comes for it is dropped."""
+        ...
+
+
+class RelayLink:
+    """Frames of one edge. `owner` is set by whoever the socket announces the edge to."""
+
+    def __init__(self, number: int, carrier: Carrier, clock: Callable[[], float]) -> None:
+        self.number = number
+        self.owner: LinkOwner | None = None
+        self.limits = PROTOCOL_LIMITS
+        self.queued_bytes = 0
+        self.bytes_sent = 0
+        self.bytes_received = 0
+        self.last_received = self.last_sent = clock()
+        self.frame_began: float | None = None  # frames come whole
+        self.is_reading_paused = False
+        self._carrier = carrier
+        self._clock = clock
+        self._close_reason = ""
+        self._has_ended = False  # a frame that ends the edge has gone out
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether the edge is closed."""
+        return bool(self._close_reason)
+
+    @property
+    def is_gone(self) -> bool:
+        """The same: there is no stream of its own that could linger."""
+        return bool(self._close_reason)
+
+    def accept(self, limits: Limits) -> None:
+        """From now on frames within `limits` are taken."""
+        self.limits = limits
+
+    def send(self, frame: Frame, limits: Limits) -> None:
+        """Queue a frame; its arrays must not change until it is sent. `limits` is what the other side accepts.
+
+        Raises EdgeError when the edge is closed, WireError when the frame is over the limits.
+        """
+        if self._close_reason:
+            raise EdgeError(f"edge is closed: {self._close_reason}")
+        self._post(frame, limits)
+
+    def close(self, reason: str) -> None:
+        """Tell the other side why, unless it has been told, and close."""
+        if self._close_reason:
+            return
+        if not self._has_ended:
+            self._post(Fault(0, FaultCode.PROTOCOL, clipped(reason)), PROTOCOL_LIMITS)
+        self._close(reason)
+
+    def abort(self, reason: str) -> None:
+        """Close now."""
+        self.close(reason)
+
+    def pause_reading(self) -> None:
+        """Note that the owner has enough; the relay's credit keeps the rest away."""
+        self.is_reading_paused = True
+
+    def resume_reading(self) -> None:
+        """Note that the owner takes more."""
+        self.is_reading_paused = False
+
+    # What the socket calls
+
+    def take(self, data: memoryview) -> None:
+        """Hand one frame's bytes to the owner."""
+        self.last_received = self._clock()
+        self.bytes_received += RECORD_BYTES + len(data)
+        if self.owner is None or self._close_reason:
+            return
+        try:
+            frame = decode(data, self.limits)
+        except WireError as error:
+            self.owner.bytes_refused(error)
+            return
+        if isinstance(frame, Fault) and frame.request == 0:  # of the other side or of the relay
+            self._has_ended = True
+            self._close(f"the edge ended ({frame.code.name}): {frame.message}")
+        else:
+            self.owner.frame_received(frame)
+
+    def sent(self, n_bytes: int) -> None:
+        """Count bytes that have left."""
+        self.queued_bytes -= n_bytes
+        self.bytes_sent += n_bytes
+        self.last_sent = self._clock()
+        if self.owner is not None:
+            self.owner.bytes_went_out()
+
+    def lost(self, reason: str) -> None:
+        """The socket is gone, and the edge with it."""
+        self._has_ended = True
+        self._close(reason)
+
+    def _post(self, frame: Frame, limits: Limits) -> None:
+        buffers = encode(frame, limits)
+        n_bytes = RECORD_BYTES + sum(map(len, buffers))
+        self.queued_bytes += n_bytes
+        self._has_ended = (
+            self._has_ended or isinstance(frame, Refuse) or (isinstance(frame, Fault) and not frame.request)
+        )
+        self._carrier.post(self, buffers, n_bytes)
+
+    def _close(self, reason: str) -> None:
+        if self._close_reason:
+            return
+        self._close_reason = reason
+        self._carrier.forget(self)
+        if self.owner is not None:
+            # not at once: the owner may be in the middle of something
+            asyncio.get_running_loop().call_soon(self.owner.link_closed, reason)

@@ -1,0 +1,81 @@
+"""The relay's own layer over the wire: numbered records in messages, and the message that opens a socket.
+
+The relay and both ends of a relayed edge use it. A message is one or more records (edge u32, byte count u32, then
+one frame of `kvasir.wire.codec`), little-endian. It does no I/O and never looks into a frame.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+from kvasir.errors import WireError
+from kvasir.kernels.api import RowFormat
+from kvasir.wire.codec import decode, encode, join
+from kvasir.wire.frames import Frame, Hello, Role, Welcome
+from kvasir.wire.header import HEADER_BYTES, MAX_PAYLOAD_BYTES, Buffer, Limits
+
+RECORD = struct.Struct("<II")
+RECORD_BYTES = RECORD.size
+RELAY_EDGE = 0  # the number under which a socket's owner and the relay itself talk
+MAX_FRAME_BYTES = HEADER_BYTES + MAX_PAYLOAD_BYTES
+MAX_BUNDLE_BYTES = 1024 * 1024  # senders put no more records into a message that has this many bytes
+MAX_MESSAGE_BYTES = 16 * 1024 * 1024  # what every receiver must take; a bundle and one largest frame fit
+MAX_OPENING_BYTES = 64 * 1024  # of the first message, before the sender has shown a token
+
+HELLO_LIMITS = Limits(max_payload_bytes=8192, max_rows=1, max_pairs=1)
+
+
+def record(edge: int, frame: Frame) -> bytes:
+    """One frame as a record, for the few frames that are small. Raises WireError when it cannot travel."""
+    data = join(encode(frame))
+    return RECORD.pack(edge, len(data)) + data
+
+
+def record_spans(message: Buffer) -> Iterator[tuple[int, int, int]]:
+    """(edge, start, stop) of each record's frame in `message`, in order.
+
+    Raises WireError when the bytes are not whole records, after having yielded those before the fault.
+    """
+    at, end = 0, len(message)
+    if not end:
+        raise WireError("an empty message holds no record")
+    while at < end:
+        start = at + RECORD_BYTES
+        if start > end:
+            raise WireError(f"message ends at byte {end}, within the head of a record that starts at byte {at}")
+        edge, n_bytes = RECORD.unpack_from(message, at)
+        at = start + n_bytes
+        if n_bytes > MAX_FRAME_BYTES:
+            raise WireError(f"record of {n_bytes} bytes, at most {MAX_FRAME_BYTES} may travel")
+        if at > end:
+            raise WireError(f"message ends at byte {end}, its record for edge {edge} at byte {at}")
+        yield edge, start, at
+
+
+def opening_message(hello: Hello) -> bytes:
+    """The first message of a socket: the role byte, then the hello's frame."""
+    return bytes([hello.role]) + join(encode(hello))
+
+
+def relay_welcome(hello: Hello, name: str, credit_bytes: int) -> Welcome:
+    """The relay's own answer to a hello that it accepts, on edge 0. It holds no experts: only its limits count."""
+    limits = Limits(max_inflight_bytes=credit_bytes)
+    prints = hello.model_fingerprint, hello.kernel_fingerprint, hello.kernel
+    return Welcome(*prints, RowFormat.F32, d_model=1, ranges=(), limits=limits, name=name)
+
+
+def read_opening(message: Buffer) -> Hello:
+    """The hello of a socket's first message.
+
+    Raises WireError for anything else, WireVersionError when the sender speaks another version of the wire.
+    """
+    view = memoryview(message)
+    if not view or view[0] not in (Role.BACKBONE, Role.WORKER):
+        raise WireError(f"the first byte is {bytes(view[:1])!r}; a role byte is needed: b'B' or b'W'")
+    frame = decode(view[1:], HELLO_LIMITS)
+    if not isinstance(frame, Hello):
+        raise WireError(f"the first frame is {type(frame).__name__}, Hello is needed")
+    if frame.role != view[0]:
+        raise WireError(f"the role byte is {bytes(view[:1])!r}, the hello says {frame.role.name}")
+    return frame

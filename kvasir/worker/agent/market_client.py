@@ -1,0 +1,224 @@
+"""A worker's questions to the market of a site: register, heartbeat, demand, volunteer (docs/market.md).
+
+`agent` asks. Every call ends within a deadline. What may succeed later is a MarketAwayError, what will not a
+MarketRefusedError; an answer that is not what the document says counts as away. Tokens are never logged or shown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import httpx
+
+from kvasir.errors import KvasirError
+from kvasir.experts import ExpertRange
+from kvasir.worker.agent.demand import Demand, read_runs
+from kvasir.worker.agent.node_credentials import NodeCredentials
+from kvasir.worker.agent.plan_state import SiteModel
+
+DEADLINE_S = 30.0  # of one question, all in all
+ANSWER_BYTES_MOST = 16 << 20  # a demand in which every expert of a large model is a run of its own
+QUARANTINE_RETRY_S = 600.0
+
+T = TypeVar("T")
+
+
+class MarketAwayError(KvasirError):
+    """The site did not answer, or not now; the same question may succeed later."""
+
+    def __init__(self, message: str, retry_after_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class MarketRefusedError(KvasirError):
+    """The site answered no, and will again."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(f"{message} ({status} {code})" if code else f"{message} ({status})")
+        self.status = status
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """What a worker says of itself."""
+
+    node_id: str
+    model: SiteModel
+    ranges: tuple[ExpertRange, ...]
+    leases: tuple[str, ...] = ()
+    facts: Mapping[str, str] = field(default_factory=dict)  # `backend`, `os`, `device_kind`
+    is_leaving: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """A range that the market promises to this worker."""
+
+    model: SiteModel
+    range: ExpertRange
+    n_bytes: int
+    kernel: str
+    scarcity: float
+    rate_microcredits: int
+    relay_url: str
+    lease_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class NothingWanted:
+    """No work now."""
+
+    reason: str
+    detail: str
+    retry_after_s: float
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether there is work that has no room in the worker's budget."""
+        return self.reason in {"the budget is full", "nothing that is wanted fits into the budget"}
+
+
+class MarketClient:
+    """One site, with this node's token once it has one. The caller closes `client`."""
+
+    def __init__(self, client: httpx.AsyncClient, site_url: str, token: str = "") -> None:
+        self._client = client
+        self._base = site_url.rstrip("/")
+        self.token = token
+
+    async def register(self, invite: str, name: str) -> NodeCredentials:
+        """Become a node. Raises MarketRefusedError where that needs an invite or an operator."""
+        body = {"name": name} | ({"invite": invite} if invite else {})
+        answer = await self._ask("POST", "nodes", body, is_known=False)
+        return self._read(
+            answer, lambda a: NodeCredentials(_text(a["node_id"]), _text(a["token"]), str(a.get("expires") or ""))
+        )
+
+    async def rotate(self, node_id: str) -> NodeCredentials:
+        """A new token for this node; the old one counts no more."""
+        answer = await self._ask("POST", "nodes/rotate", {})
+        return self._read(answer, lambda a: NodeCredentials(node_id, _text(a["token"]), str(a.get("expires") or "")))
+
+    async def heartbeat(self, beat: Heartbeat) -> float:
+        """State what is held; returns how long that counts, in seconds."""
+        body: dict[str, Any] = {
+            "worker_id": beat.node_id,
+            "model": beat.model.fingerprint,
+            "n_layer": beat.model.n_layer,
+            "n_expert": beat.model.n_expert,
+            "segments": _segments(beat.ranges),
+            "url": "relay:" if beat.ranges else "",
+            "leases": list(beat.leases),
+            "leaving": beat.is_leaving,
+            **beat.facts,
+        }
+        answer = await self._ask("POST", "expert-coverage", body)
+        return self._read(answer, lambda a: float(a["lease_s"]))
+
+    async def demand(self, model: str) -> Demand:
+        """What is wanted of this model."""
+        answer = await self._ask("GET", "expert-demand", {"model": model})
+
+        def read(a: Mapping[str, Any]) -> Demand:
+            (found,) = a["models"]
+            return Demand(_text(found["fingerprint"]), tuple(read_runs(found["layers"])))
+
+        return self._read(answer, read)
+
+    async def volunteer(self, node_id: str, room_bytes: int, ranges: Iterable[ExpertRange]) -> Assigned | NothingWanted:
+        """Ask for work. `room_bytes` is for all experts, those of `ranges`, which are held, included."""
+        body = {"worker_id": node_id, "budget_bytes": room_bytes, "ranges": _segments(ranges)}
+        answer = await self._ask("POST", "expert-volunteer", body)
+        return self._read(answer, _assignment)
+
+    async def _ask(self, method: str, route: str, body: Mapping[str, Any], *, is_known: bool = True) -> Any:
+        url = f"{self._base}/api/{route}"
+        headers = {"authorization": f"Bearer {self.token}"} if is_known and self.token else {}
+        given: dict[str, Any] = {"params": body} if method == "GET" else {"json": body}
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                async with self._client.stream(method, url, headers=headers, **given) as response:
+                    content = await _body(response)
+        except TimeoutError as error:
+            raise MarketAwayError(f"{url}: no answer within {DEADLINE_S:g} s") from error
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise MarketAwayError(f"{url}: {error or type(error).__name__}") from error
+        if response.is_success:
+            return _json(response, content)
+        raise _refusal(response, content)
+
+    def _read(self, answer: Any, read: Callable[[Mapping[str, Any]], T]) -> T:
+        try:
+            return read(answer)
+        except (LookupError, TypeError, ValueError, KvasirError) as error:
+            words = f"{self._base} answers what is not in docs/market.md: {type(error).__name__}: {error}"
+            raise MarketAwayError(words) from error
+
+
+async def _body(response: httpx.Response) -> bytes:
+    body = bytearray()
+    async for chunk in response.aiter_bytes():
+        body += chunk
+        if len(body) > ANSWER_BYTES_MOST:
+            raise MarketAwayError(f"{response.url}: more than {ANSWER_BYTES_MOST} bytes came")
+    return bytes(body)
+
+
+def _json(response: httpx.Response, content: bytes) -> Any:
+    try:
+        return httpx.Response(200, content=content).json()
+    except ValueError as error:
+        raise MarketAwayError(f"{response.url}: the answer is no JSON; is this a Kvasir site?") from error
+
+
+def _refusal(response: httpx.Response, content: bytes) -> MarketAwayError | MarketRefusedError:
+    status, code, message = response.status_code, "", f"{response.url} answers {response.reason_phrase}"
+    try:
+        told = httpx.Response(200, content=content).json()["error"]
+        code, message = str(told["code"])[:100], str(told["message"])[:500]
+    except (LookupError, TypeError, ValueError):
+        pass  # a proxy's own page
+    if code == "quarantined":
+        return MarketAwayError(f"{message} ({status} {code})", QUARANTINE_RETRY_S)
+    if status >= 500 or status in {408, 409, 425, 429} or response.is_redirect:
+        return MarketAwayError(f"{message} ({status} {code})".replace(" )", ")"), _retry_after_s(response))
+    return MarketRefusedError(status, code, message)
+
+
+def _retry_after_s(response: httpx.Response) -> float:
+    text = response.headers.get("retry-after", "")
+    return float(text) if text.isascii() and text.isdigit() and len(text) < 6 else 0.0
+
+
+def _assignment(answer: Mapping[str, Any]) -> Assigned | NothingWanted:
+    if not answer["assigned"]:
+        wait_s = min(max(float(answer["retry_after_s"]), 0.1), 3600.0)
+        return NothingWanted(_text(answer["reason"]), str(answer.get("detail", "")), wait_s)
+    start, stop = answer["experts"]
+    return Assigned(
+        SiteModel(
+            _text(answer["model"]), _text(answer["fingerprint"]), int(answer["n_layer"]), int(answer["n_expert"])
+        ),
+        ExpertRange(int(answer["layer"]), int(start), int(stop)),
+        int(answer["bytes"]),
+        _text(answer["kernel"]),
+        float(answer["scarcity"]),
+        int(answer["rate_microcredits_per_row"]),
+        _text(answer["relay_url"]),
+        _text(answer["lease_id"]),
+    )
+
+
+def _segments(ranges: Iterable[ExpertRange]) -> list[list[int]]:
+    return [[item.layer, item.start, item.stop] for item in ranges]
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"a text was expected, not {type(value).__name__}")
+    return value

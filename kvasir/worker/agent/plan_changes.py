@@ -1,0 +1,119 @@
+"""What a worker knows after something has happened: pure steps from one `WorkerState` to the next.
+
+`agent` applies them with what it was answered; `plan` decides from the result. Moments are seconds of the plan's clock.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from kvasir.edge.reconnect import reconnect_delay_s
+from kvasir.experts import ExpertRange
+from kvasir.worker.agent.demand import Demand
+from kvasir.worker.agent.fetch import Fetched, Outcome
+from kvasir.worker.agent.market_client import Assigned, NothingWanted
+from kvasir.worker.agent.plan_state import Move, Piece, Ranges, WorkerState
+
+SERVE_WITHIN_S = 30.0  # of a range that is fetched, while others are on their way
+BEATS_PER_LEASE = 3
+BEAT_SHORTEST = 0.7  # of that, at random
+NO_ROOM_RETRY_S = 300.0
+HOPELESS_RETRY_S = 60.0
+HELD_ALREADY_RETRY_S = 5.0
+FAILED_BEFORE = 6  # a failure that took long already is followed by a longer wait
+
+
+def not_before(state: WorkerState, **moments: float) -> WorkerState:
+    """With other moments in `times`."""
+    changes: dict[str, Any] = dict(moments)
+    return replace(state, times=replace(state.times, **changes))
+
+
+def promised(state: WorkerState, answer: Assigned, now: float) -> WorkerState:
+    """With one more piece to fetch. An offer of what is held already is passed over for a while."""
+    if any(_overlap(piece.range, answer.range) for piece in state.pieces):
+        return not_before(state, volunteer_s=now + HELD_ALREADY_RETRY_S)
+    piece = Piece(answer.range, answer.n_bytes, answer.kernel, answer.lease_id)
+    return replace(state, model=answer.model, pieces=(*state.pieces, piece), is_crowded=False)
+
+
+def not_wanted(state: WorkerState, answer: NothingWanted, now: float) -> WorkerState:
+    """Waiting as long as the market said."""
+    return not_before(replace(state, is_crowded=answer.is_crowded), volunteer_s=now + answer.retry_after_s)
+
+
+def fetched(state: WorkerState, done: Fetched, now: float, jitter: float) -> WorkerState:
+    """After a download that ended well or not; `jitter` is random in [0, 1)."""
+    state = replace(state, is_fetching=False)
+    item = done.piece.range
+    if done.outcome is Outcome.FETCHED:
+        pieces = tuple(replace(piece, is_fetched=True) if piece.range == item else piece for piece in state.pieces)
+        return replace(state, pieces=pieces, serve_by_s=min(state.serve_by_s, now + SERVE_WITHIN_S))
+    if done.outcome is Outcome.AGAIN:
+        return not_before(state, fetch_s=now + reconnect_delay_s(FAILED_BEFORE, jitter))
+    wait_s = NO_ROOM_RETRY_S if done.outcome is Outcome.NO_ROOM else HOPELESS_RETRY_S
+    return not_before(_without(state, item), volunteer_s=now + wait_s)
+
+
+def served(state: WorkerState, ranges: Ranges) -> WorkerState:
+    """With exactly these pieces at the relay."""
+    return replace(state, served=ranges, serve_by_s=math.inf, is_joined=state.is_joined and bool(ranges))
+
+
+def beaten(state: WorkerState, ranges: Ranges, lease_s: float, now: float, jitter: float) -> WorkerState:
+    """After a heartbeat with these ranges was accepted: promises that it states are kept."""
+    share = BEAT_SHORTEST + (1 - BEAT_SHORTEST) * jitter
+    state = not_before(state, heartbeat_s=now + share * lease_s / BEATS_PER_LEASE)
+    if ranges == state.stated:
+        return state
+    at_relay = set(state.served) if ranges else set()
+    pieces = tuple(replace(piece, lease_id="") if piece.range in at_relay else piece for piece in state.pieces)
+    return replace(state, pieces=pieces, stated=ranges, demand=None)
+
+
+def looked(state: WorkerState, demand: Demand, now: float, every_s: float) -> WorkerState:
+    """With a demand that was read just now."""
+    return not_before(replace(state, demand=demand, demand_s=now), look_s=now + every_s)
+
+
+def moving(state: WorkerState, item: ExpertRange, at_s: float) -> WorkerState:
+    """With a piece that may be given up at that moment."""
+    return replace(state, move=Move(item, at_s))
+
+
+def withdrawn(state: WorkerState, item: ExpertRange, now: float) -> WorkerState:
+    """With a piece that heartbeats do not state any more."""
+    return replace(state, move=Move(item, now, is_withdrawn=True))
+
+
+def stayed(state: WorkerState) -> WorkerState:
+    """With no piece to be given up; the demand is read anew before that is thought of again."""
+    return replace(state, move=None, demand=None)
+
+
+def dropped(state: WorkerState, item: ExpertRange, now: float) -> WorkerState:
+    """Without a piece; other work is asked for at once."""
+    state = replace(_without(state, item), move=None, demand=None, is_crowded=False)
+    return not_before(state, volunteer_s=now)
+
+
+def forgotten(state: WorkerState) -> WorkerState:
+    """The site has another model: nothing that is held counts any more."""
+    nothing: Ranges = ()
+    state = replace(state, model=None, pieces=(), is_fetching=False, served=nothing, stated=nothing)
+    return replace(state, move=None, demand=None, is_crowded=False)
+
+
+def relay_changed(state: WorkerState, is_joined: bool, now: float) -> WorkerState:
+    """After the relay was reached, or lost."""
+    return state if is_joined == state.is_joined else replace(state, is_joined=is_joined, lost_s=now)
+
+
+def _without(state: WorkerState, item: ExpertRange) -> WorkerState:
+    return replace(state, pieces=tuple(piece for piece in state.pieces if piece.range != item))
+
+
+def _overlap(one: ExpertRange, other: ExpertRange) -> bool:
+    return one.layer == other.layer and one.start < other.stop and other.start < one.stop
