@@ -21,14 +21,14 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from backbone.cancel_listener import CancelListener
-from backbone.engine.dispatch import ExpertDispatcher, Served
-from backbone.engine.expert_caller import ExpertCaller
-from backbone.engine.hot_cache import HotCache
-from backbone.engine.jobs import Broken, Completed, FailureKind, JobEvents, JobFailure
-from backbone.engine.loaded_model import LoadedModel
-from backbone.engine.reply_format import ReplyFormat
-from backbone.engine.service import EngineService, ServiceLimits
-from backbone.engine.transport import Transport
+from backbone.engine.dispatch.dispatcher import ExpertDispatcher, Served
+from backbone.engine.dispatch.hot_cache import HotCache
+from backbone.engine.model.expert_caller import ExpertCaller
+from backbone.engine.serving.jobs import Broken, Completed, FailureKind, JobEvents, JobFailure
+from backbone.engine.serving.loaded_model import LoadedModel
+from backbone.engine.serving.service import EngineService, ServiceLimits
+from backbone.engine.swarm.reply_format import ReplyFormat
+from backbone.engine.swarm.transport import Transport
 from backbone.event_mapping import EventMapper, refusal
 from backbone.event_writer import EventWriter, OpenStream
 from backbone.events import Failed

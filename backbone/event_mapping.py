@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from backbone.engine.draft_counts import DraftCounts
-from backbone.engine.exposure import ExposureBook
-from backbone.engine.jobs import (
+from backbone.engine.drafts.counts import DraftCounts
+from backbone.engine.serving.jobs import (
     Began,
     Broken,
     ChoiceEnded,
@@ -18,9 +17,10 @@ from backbone.engine.jobs import (
     NewToken,
     Waiting,
 )
-from backbone.engine.service import ServiceClosed
-from backbone.engine.shares import Shares
-from backbone.engine.tokenizer import Tokenizer
+from backbone.engine.serving.service import ServiceClosed
+from backbone.engine.serving.shares import Shares
+from backbone.engine.text.tokenizer import Tokenizer
+from backbone.engine.trust.exposure import ExposureBook
 from backbone.events import Done, End, Event, Failed, Queued, Started, SwarmShare, Token, TopLogprob, Usage
 from backbone.trust_keeper import is_node
 from kvasir.errors import KvasirError, RequestError

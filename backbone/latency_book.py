@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from backbone.engine.jobs import Began, Broken, Completed, JobEvents, NewToken
+from backbone.engine.serving.jobs import Began, Broken, Completed, JobEvents, NewToken
 
 MOST_REQUESTS = 128
 KEEP_S = 600.0

@@ -16,13 +16,13 @@ from pathlib import Path
 from redis import Redis
 from redis.exceptions import RedisError
 
-from backbone.engine.draws import KEY_BYTES
-from backbone.engine.edge_pool import EdgePool
-from backbone.engine.guard import Lie, WorkGuard
-from backbone.engine.loaded_model import LoadedModel
-from backbone.engine.receipts import TrafficCounter
-from backbone.engine.reply_format import ReplyFormat
-from backbone.engine.transport import Transport
+from backbone.engine.serving.loaded_model import LoadedModel
+from backbone.engine.swarm.edge_pool import EdgePool
+from backbone.engine.swarm.reply_format import ReplyFormat
+from backbone.engine.swarm.transport import Transport
+from backbone.engine.trust.draws import KEY_BYTES
+from backbone.engine.trust.guard import Lie, WorkGuard
+from backbone.engine.trust.receipts import TrafficCounter
 from backbone.receipt_flush import ReceiptFlusher
 from backbone.receipt_spool import ReceiptSpool
 from backbone.record_keeper import RecordKeeper

@@ -37,9 +37,10 @@ class RequestKind(StrEnum):
 class GenerationRequest:
     """One request as the API has checked it. Exactly one of `prompt` and `messages` is given, as `kind` says.
 
-    `sampling` has the names of `SamplingParams`; ranges are checked by the backbone. `created` is in Unix seconds,
-    `deadline_s` counts from the moment that a backbone takes the request. `strict`: every worker's answer is confirmed
-    before it is used. `owner` is the public id of the key that asked, who alone may read the request's record.
+    `sampling` has the names of `SamplingParams`; ranges are checked by the backbone. `created` is in Unix
+    seconds, `deadline_s` counts from the moment that a backbone takes the request. `strict`: every worker's answer is
+    confirmed before it is used. `owner` is the public id of the key that asked, who alone may read the request's
+    record.
     """
 
     request_id: str  # 32 lower-case hex digits

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from redis import Redis
 from redis.exceptions import RedisError
 
-from backbone.engine.dispatch import Served
-from backbone.engine.service import ServiceState
-from backbone.engine.shares import Shares
-from backbone.engine.transport import Transport
-from backbone.engine.trust_book import TrustBook
+from backbone.engine.dispatch.dispatcher import Served
+from backbone.engine.serving.service import ServiceState
+from backbone.engine.serving.shares import Shares
+from backbone.engine.swarm.transport import Transport
+from backbone.engine.trust.book import TrustBook
 from backbone.latency_book import LatencyBook
 from backbone.stream_keys import QUEUE
 from backbone.trust_keeper import is_node

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from django.db import Error, close_old_connections, connection
 
-from backbone.engine.receipts import Receipt
+from backbone.engine.trust.receipts import Receipt
 from backbone.receipt_spool import ReceiptSpool
 from backbone.trust_keeper import is_node
 from kvasir.errors import KvasirError

@@ -17,8 +17,8 @@ from typing import NamedTuple
 from redis import Redis
 from redis.exceptions import RedisError
 
-from backbone.engine.exposure import ExposureBook, Flagged
-from backbone.engine.token_sources import TokenTrace
+from backbone.engine.serving.token_sources import TokenTrace
+from backbone.engine.trust.exposure import ExposureBook, Flagged
 from backbone.event_mapping import shown_worker, shown_workers
 from backbone.events import Done, Event, Failed
 from backbone.payloads import GenerationRequest

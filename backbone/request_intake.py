@@ -9,10 +9,10 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from backbone.engine.chat_template import ChatTemplate
-from backbone.engine.jobs import JobSpec
-from backbone.engine.sampling_params import SamplingParams
-from backbone.engine.tokenizer import Tokenizer
+from backbone.engine.sampling.params import SamplingParams
+from backbone.engine.serving.jobs import JobSpec
+from backbone.engine.text.chat_template import ChatTemplate
+from backbone.engine.text.tokenizer import Tokenizer
 from backbone.event_mapping import ModelNotFound
 from backbone.payloads import GenerationRequest
 from kvasir.errors import RequestError

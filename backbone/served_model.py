@@ -10,15 +10,15 @@ import logging
 from collections.abc import Callable
 
 from backbone.directory import ModelEntry
-from backbone.engine.admission import slots_for_budget
-from backbone.engine.arch import read_config
-from backbone.engine.devices import Device
-from backbone.engine.kv_cache import SlotCache
-from backbone.engine.loaded_model import Dense, KernelChoice, LoadedModel, make_ops
-from backbone.engine.mtp_experts import has_mtp_head
-from backbone.engine.reply_format import ReplyFormat
-from backbone.engine.sum_calibration import sum_scale_of
-from backbone.engine.sum_scale import SumScale
+from backbone.engine.model.architectures import read_config
+from backbone.engine.model.kv_cache import SlotCache
+from backbone.engine.model.mtp_experts import has_mtp_head
+from backbone.engine.ops.devices import Device
+from backbone.engine.serving.loaded_model import Dense, KernelChoice, LoadedModel, make_ops
+from backbone.engine.serving.sum_calibration import sum_scale_of
+from backbone.engine.serving.waiting_line import slots_for_budget
+from backbone.engine.swarm.reply_format import ReplyFormat
+from backbone.engine.swarm.sum_scale import SumScale
 from backbone.service_settings import ServiceSettings
 from backbone.slot_memory import available_memory, too_many_slots
 from kvasir import __version__

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from backbone.engine.token_sources import Source, TokenTrace, count_sources
+from backbone.engine.serving.token_sources import Source, TokenTrace, count_sources
 from backbone.request_trace import COUNT_TYPE, FALLBACK, HOT, MOST_COUNTED, WORKER, RequestTrace, TraceSource
 
 

@@ -13,10 +13,10 @@ from functools import partial
 
 from django.db import Error
 
-from backbone.engine.audit import Evidence
-from backbone.engine.receipts import ReceiptBook
-from backbone.engine.trust import TrustState
-from backbone.engine.trust_book import TrustBook
+from backbone.engine.trust.audit import Evidence
+from backbone.engine.trust.book import TrustBook
+from backbone.engine.trust.receipts import ReceiptBook
+from backbone.engine.trust.standing import TrustState
 from kvasir.errors import EdgeError
 from market import trust_store
 from market.trust_store import SavedTrust

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from backbone.engine.edge_pool import EdgePool
-from backbone.engine.reply_format import ReplyFormat
-from backbone.engine.transport import NoWorkers, Transport
-from backbone.engine.worker_address import WorkerAddress
+from backbone.engine.swarm.edge_pool import EdgePool
+from backbone.engine.swarm.reply_format import ReplyFormat
+from backbone.engine.swarm.transport import NoWorkers, Transport
+from backbone.engine.swarm.worker_address import WorkerAddress
 from backbone.service_settings import ServiceSettings
 from kvasir.errors import ConfigError
 from kvasir.relay.directory import FixedDirectory, RedisDirectory, RelayDirectory

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from backbone.engine.trust import TrustPolicy, TrustState, after_good_check, audit_share, needed
+from backbone.engine.trust.standing import TrustPolicy, TrustState, after_good_check, audit_share, needed
 
 PAIRS_OF_A_REPLY = 4
 

@@ -12,15 +12,15 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from backbone.engine.edge_pool import EdgePool
-from backbone.engine.expert_store import ExpertStore
-from backbone.engine.guard import Lie, WorkGuard
-from backbone.engine.loaded_model import LoadedModel
-from backbone.engine.sampling_params import SamplingParams
-from backbone.engine.transport import NoWorkers, Transport
-from backbone.engine.trust import TrustPolicy, TrustState
-from backbone.engine.trust_book import Forgetful
-from backbone.engine.worker_address import WorkerAddress
+from backbone.engine.sampling.params import SamplingParams
+from backbone.engine.serving.loaded_model import LoadedModel
+from backbone.engine.swarm.edge_pool import EdgePool
+from backbone.engine.swarm.expert_store import ExpertStore
+from backbone.engine.swarm.transport import NoWorkers, Transport
+from backbone.engine.swarm.worker_address import WorkerAddress
+from backbone.engine.trust.book import Forgetful
+from backbone.engine.trust.guard import Lie, WorkGuard
+from backbone.engine.trust.standing import TrustPolicy, TrustState
 from backbone.management.generation import Generation, generate
 from kvasir.kernels.registry import kernel_named
 from kvasir.worker.serving.holdings import open_holdings

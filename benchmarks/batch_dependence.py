@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from backbone.engine.dispatch import ExpertDispatcher
-from backbone.engine.engine import Engine
-from backbone.engine.loaded_model import LoadedModel
-from backbone.engine.sampling_params import SamplingParams
-from backbone.engine.sequence import Sequence as EngineSequence
-from backbone.engine.token_choice import Logits
-from backbone.engine.transport import NoWorkers
+from backbone.engine.dispatch.dispatcher import ExpertDispatcher
+from backbone.engine.sampling.params import SamplingParams
+from backbone.engine.serving.engine import Engine
+from backbone.engine.serving.loaded_model import LoadedModel
+from backbone.engine.serving.sequence import Sequence as EngineSequence
+from backbone.engine.serving.token_choice import Logits
+from backbone.engine.swarm.transport import NoWorkers
 
 N_TOKENS = 4
 PROMPT = [(7 * column) % 199 + 1 for column in range(19)]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from backbone.engine.trust import TrustPolicy
+from backbone.engine.trust.standing import TrustPolicy
 from benchmarks.audit_simulated import Detection, simulate
 from benchmarks.audit_swarm import (
     LyingRun,

@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
-from backbone.engine.fast_ops import FastOps
-from backbone.engine.loaded_model import Dense, LoadedModel
-from backbone.engine.transport import NoWorkers
+from backbone.engine.ops.fast_ops import FastOps
+from backbone.engine.serving.loaded_model import Dense, LoadedModel
+from backbone.engine.swarm.transport import NoWorkers
 from benchmarks.batch_dependence import BatchDependence, batch_dependence
 from benchmarks.generate_decode import decode
 from benchmarks.machine import describe_commit, describe_machine

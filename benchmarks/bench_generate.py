@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from backbone.engine.loaded_model import LoadedModel
-from backbone.engine.transport import NoWorkers, Transport
+from backbone.engine.serving.loaded_model import LoadedModel
+from backbone.engine.swarm.transport import NoWorkers, Transport
 from benchmarks.exact_sharded import two_workers
 from benchmarks.generate_decode import decode
 from benchmarks.machine import describe_commit, describe_machine

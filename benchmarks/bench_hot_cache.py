@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from backbone.engine.deadlines import DeadlineRule
-from backbone.engine.dispatch import ExpertDispatcher
-from backbone.engine.engine import Engine
-from backbone.engine.hot_cache import HotCache
-from backbone.engine.loaded_model import LoadedModel
-from backbone.engine.sampling_params import SamplingParams
-from backbone.engine.sequence import Sequence as EngineSequence
-from backbone.engine.tally import Tally
+from backbone.engine.dispatch.deadlines import DeadlineRule
+from backbone.engine.dispatch.dispatcher import ExpertDispatcher
+from backbone.engine.dispatch.hot_cache import HotCache
+from backbone.engine.sampling.params import SamplingParams
+from backbone.engine.serving.engine import Engine
+from backbone.engine.serving.loaded_model import LoadedModel
+from backbone.engine.serving.sequence import Sequence as EngineSequence
+from backbone.engine.serving.tally import Tally
 from benchmarks.emulator import EmulatedSwarm
 from benchmarks.emulator_classes import PHONE, LinkClass, WorkerClass
 from benchmarks.emulator_clock import CpuLoop

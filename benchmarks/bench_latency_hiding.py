@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from backbone.engine.loaded_model import LoadedModel
-from backbone.engine.sum_calibration import calibrate
-from backbone.engine.sum_scale import SumScale
-from backbone.engine.transport import NoWorkers
+from backbone.engine.serving.loaded_model import LoadedModel
+from backbone.engine.serving.sum_calibration import calibrate
+from backbone.engine.swarm.sum_scale import SumScale
+from backbone.engine.swarm.transport import NoWorkers
 from benchmarks.emulator import EmulatedSwarm
 from benchmarks.emulator_answers import AnswerBook
 from benchmarks.emulator_classes import CABLE_BYTES_S, DESKTOP, LinkClass

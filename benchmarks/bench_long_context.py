@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from backbone.engine.loaded_model import LoadedModel
-from backbone.engine.transport import NoWorkers
+from backbone.engine.serving.loaded_model import LoadedModel
+from backbone.engine.swarm.transport import NoWorkers
 from benchmarks.bench_vs_llamacpp import Cost
 from benchmarks.generate_decode import decode
 from benchmarks.machine import describe_commit, describe_machine

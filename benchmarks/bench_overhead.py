@@ -23,11 +23,11 @@ from typing import Any
 
 import psutil
 
-from backbone.engine.edge_pool import EdgePool
-from backbone.engine.loaded_model import LoadedModel
-from backbone.engine.sum_calibration import calibrate
-from backbone.engine.sum_scale import SumScale
-from backbone.engine.transport import NoWorkers, Transport
+from backbone.engine.serving.loaded_model import LoadedModel
+from backbone.engine.serving.sum_calibration import calibrate
+from backbone.engine.swarm.edge_pool import EdgePool
+from backbone.engine.swarm.sum_scale import SumScale
+from backbone.engine.swarm.transport import NoWorkers, Transport
 from benchmarks.generate_decode import decode
 from benchmarks.machine import describe_commit, describe_machine
 from benchmarks.real_shape_model import QUICK as QUICK_SHAPE

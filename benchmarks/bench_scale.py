@@ -18,9 +18,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from backbone.engine.loaded_model import LoadedModel
-from backbone.engine.sum_calibration import calibrate
-from backbone.engine.transport import NoWorkers
+from backbone.engine.serving.loaded_model import LoadedModel
+from backbone.engine.serving.sum_calibration import calibrate
+from backbone.engine.swarm.transport import NoWorkers
 from benchmarks.emulator import EmulatedSwarm
 from benchmarks.emulator_answers import AnswerBook
 from benchmarks.emulator_classes import CLASSES, PHONE, LinkClass

@@ -21,12 +21,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from backbone.engine.dispatch import ExpertDispatcher
-from backbone.engine.engine import Engine
-from backbone.engine.loaded_model import LoadedModel
-from backbone.engine.sampling_params import SamplingParams
-from backbone.engine.sequence import Sequence as EngineSequence
-from backbone.engine.transport import NoWorkers
+from backbone.engine.dispatch.dispatcher import ExpertDispatcher
+from backbone.engine.sampling.params import SamplingParams
+from backbone.engine.serving.engine import Engine
+from backbone.engine.serving.loaded_model import LoadedModel
+from backbone.engine.serving.sequence import Sequence as EngineSequence
+from backbone.engine.swarm.transport import NoWorkers
 from benchmarks.bench_generate import DEMO_MODEL, story_beginnings
 from benchmarks.generate_decode import NEVER
 from benchmarks.machine import describe_commit, describe_machine

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from backbone.engine.loaded_model import LoadedModel
+from backbone.engine.serving.loaded_model import LoadedModel
 from benchmarks.bench_exact import ROOT
 from benchmarks.machine import describe_commit, describe_machine
 from benchmarks.speculate_head import head_ms

@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from backbone.engine.loaded_model import LoadedModel
-from backbone.engine.transport import NoWorkers
+from backbone.engine.serving.loaded_model import LoadedModel
+from backbone.engine.swarm.transport import NoWorkers
 from benchmarks.generate_decode import Decoding, decode
 from benchmarks.machine import describe_commit, describe_machine
 from benchmarks.real_shape_model import QUICK as QUICK_SHAPE

@@ -20,15 +20,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from backbone.engine.dispatch import ExpertDispatcher
-from backbone.engine.engine import Engine
-from backbone.engine.jobs import N_TRACED
-from backbone.engine.loaded_model import LoadedModel
-from backbone.engine.sampling_params import SamplingParams
-from backbone.engine.sequence import Sequence as EngineSequence
-from backbone.engine.shares import ShareMeter
-from backbone.engine.token_sources import LastTokens
-from backbone.engine.transport import Transport
+from backbone.engine.dispatch.dispatcher import ExpertDispatcher
+from backbone.engine.sampling.params import SamplingParams
+from backbone.engine.serving.engine import Engine
+from backbone.engine.serving.jobs import N_TRACED
+from backbone.engine.serving.loaded_model import LoadedModel
+from backbone.engine.serving.sequence import Sequence as EngineSequence
+from backbone.engine.serving.shares import ShareMeter
+from backbone.engine.serving.token_sources import LastTokens
+from backbone.engine.swarm.transport import Transport
 from backbone.trace_mapping import request_trace
 from benchmarks.bench_generate import BATCHES, DEMO_MODEL, N_CTX, story_beginnings
 from benchmarks.exact_sharded import two_workers

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from backbone.engine.loaded_model import LoadedModel
-from backbone.engine.transport import NoWorkers
+from backbone.engine.serving.loaded_model import LoadedModel
+from backbone.engine.swarm.transport import NoWorkers
 from benchmarks.batch_dependence import batch_dependence
 from benchmarks.generate_decode import decode
 from benchmarks.machine import describe_commit, describe_machine, memory_of

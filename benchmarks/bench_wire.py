@@ -19,14 +19,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from backbone.engine.call_samples import CallSamples
-from backbone.engine.co_activation import order_experts
-from backbone.engine.dispatch import ExpertDispatcher
-from backbone.engine.hot_plan import Costs, HotExperts, plan_hot
-from backbone.engine.loaded_model import LoadedModel
-from backbone.engine.sum_calibration import calibrate
-from backbone.engine.sum_scale import SumScale
-from backbone.engine.transport import NoWorkers
+from backbone.engine.dispatch.call_samples import CallSamples
+from backbone.engine.dispatch.co_activation import order_experts
+from backbone.engine.dispatch.dispatcher import ExpertDispatcher
+from backbone.engine.dispatch.hot_plan import Costs, HotExperts, plan_hot
+from backbone.engine.serving.loaded_model import LoadedModel
+from backbone.engine.serving.sum_calibration import calibrate
+from backbone.engine.swarm.sum_scale import SumScale
+from backbone.engine.swarm.transport import NoWorkers
 from benchmarks.machine import describe_commit, describe_machine
 from benchmarks.made_routing import MadeRouter, fitted_router, habits_of
 from benchmarks.real_routing import Routed, calls_together, demo_routing, workers_per_row

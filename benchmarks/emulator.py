@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from backbone.engine.expert_store import ExpertStore
-from backbone.engine.measured import Measured
-from backbone.engine.placement import CoverageSnapshot
-from backbone.engine.worker_health import Health
-from backbone.engine.worker_meter import WorkerMeter
+from backbone.engine.swarm.expert_store import ExpertStore
+from backbone.engine.swarm.measured import Measured
+from backbone.engine.swarm.placement import CoverageSnapshot
+from backbone.engine.swarm.worker_health import Health
+from backbone.engine.swarm.worker_meter import WorkerMeter
 from benchmarks.emulator_answers import AnswerBook
 from benchmarks.emulator_classes import LinkClass, Port, WorkerClass
 from benchmarks.emulator_clock import CpuLoop

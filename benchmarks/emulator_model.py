@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from backbone.engine.loaded_model import LoadedModel
+from backbone.engine.serving.loaded_model import LoadedModel
 from benchmarks.real_shape_model import QUICK, RealShape, model_bytes, require_room, write_real_shape
 from kvasir.errors import ConfigError
 

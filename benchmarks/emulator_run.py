@@ -13,20 +13,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from backbone.engine.deadlines import DeadlineRule
-from backbone.engine.dispatch import ExpertDispatcher, Served
-from backbone.engine.expert_caller import ExpertCaller
-from backbone.engine.jobs import Broken, Completed, Job, JobEvents, JobSpec, NewToken
-from backbone.engine.loaded_model import LoadedModel
-from backbone.engine.micro_batches import MOST_GROUPS, GroupPlanner
-from backbone.engine.receipts import TrafficCounter
-from backbone.engine.reply_format import ReplyFormat
-from backbone.engine.sampling_params import SamplingParams
-from backbone.engine.service import ServiceLimits, make_groups
-from backbone.engine.service_core import ServiceCore
-from backbone.engine.sum_scale import SumScale
-from backbone.engine.tally import Tally
-from backbone.engine.transport import Transport
+from backbone.engine.dispatch.deadlines import DeadlineRule
+from backbone.engine.dispatch.dispatcher import ExpertDispatcher, Served
+from backbone.engine.model.expert_caller import ExpertCaller
+from backbone.engine.sampling.params import SamplingParams
+from backbone.engine.serving.jobs import Broken, Completed, Job, JobEvents, JobSpec, NewToken
+from backbone.engine.serving.loaded_model import LoadedModel
+from backbone.engine.serving.micro_batches import MOST_GROUPS, GroupPlanner
+from backbone.engine.serving.service import ServiceLimits, make_groups
+from backbone.engine.serving.service_core import ServiceCore
+from backbone.engine.serving.tally import Tally
+from backbone.engine.swarm.reply_format import ReplyFormat
+from backbone.engine.swarm.sum_scale import SumScale
+from backbone.engine.swarm.transport import Transport
+from backbone.engine.trust.receipts import TrafficCounter
 from benchmarks.emulator_clock import CpuLoop
 from market.scarcity import Counts
 

@@ -12,7 +12,7 @@ from functools import partial
 
 import numpy as np
 
-from backbone.engine.expert_store import ExpertStore
+from backbone.engine.swarm.expert_store import ExpertStore
 from benchmarks.emulator_answers import AnswerBook
 from benchmarks.emulator_classes import Flight, LinkClass, Port, WorkerClass
 from benchmarks.emulator_clock import CpuLoop

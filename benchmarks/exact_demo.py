@@ -16,10 +16,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from backbone.engine.dispatch import ExpertDispatcher
-from backbone.engine.loaded_model import Dense, KernelChoice, LoadedModel
-from backbone.engine.sampling import log_softmax
-from backbone.engine.transport import NoWorkers
+from backbone.engine.dispatch.dispatcher import ExpertDispatcher
+from backbone.engine.sampling.choice import log_softmax
+from backbone.engine.serving.loaded_model import Dense, KernelChoice, LoadedModel
+from backbone.engine.swarm.transport import NoWorkers
 from tests.oracles.llama_cpp import LlamaCpp
 from tests.oracles.model_runs import forward
 

@@ -16,12 +16,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from backbone.engine.dispatch import ExpertDispatcher
-from backbone.engine.expert_caller import ExpertCaller
-from backbone.engine.loaded_model import Dense, KernelChoice, LoadedModel
-from backbone.engine.model import Model
-from backbone.engine.torch_ops import TorchOps
-from backbone.engine.transport import NoWorkers
+from backbone.engine.dispatch.dispatcher import ExpertDispatcher
+from backbone.engine.model.expert_caller import ExpertCaller
+from backbone.engine.model.model import Model
+from backbone.engine.ops.torch_ops import TorchOps
+from backbone.engine.serving.loaded_model import Dense, KernelChoice, LoadedModel
+from backbone.engine.swarm.transport import NoWorkers
 from tests.oracles.llama_cpp import LlamaCpp
 from tests.oracles.model_runs import greedy, run_chunks, torch_oracle
 from tests.oracles.tiny_gguf import TinyModel, write_tiny, write_tiny_pair

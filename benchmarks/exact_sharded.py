@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from backbone.engine.edge_pool import EdgePool
-from backbone.engine.loaded_model import LoadedModel
-from backbone.engine.sampling_params import SamplingParams
-from backbone.engine.transport import NoWorkers
-from backbone.engine.worker_address import WorkerAddress
+from backbone.engine.sampling.params import SamplingParams
+from backbone.engine.serving.loaded_model import LoadedModel
+from backbone.engine.swarm.edge_pool import EdgePool
+from backbone.engine.swarm.transport import NoWorkers
+from backbone.engine.swarm.worker_address import WorkerAddress
 from backbone.management.generation import first_difference, generate
 from kvasir.experts import ExpertRange
 from kvasir.slicing.slices import plan_slice, write_slice

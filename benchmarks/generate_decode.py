@@ -10,16 +10,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from backbone.engine.deadlines import DeadlineRule
-from backbone.engine.dispatch import ExpertDispatcher
-from backbone.engine.engine import Engine
-from backbone.engine.loaded_model import LoadedModel
-from backbone.engine.reply_format import ReplyFormat
-from backbone.engine.sampling_params import SamplingParams
-from backbone.engine.sequence import Sequence as EngineSequence
-from backbone.engine.sum_scale import SumScale
-from backbone.engine.tally import Tally
-from backbone.engine.transport import Transport
+from backbone.engine.dispatch.deadlines import DeadlineRule
+from backbone.engine.dispatch.dispatcher import ExpertDispatcher
+from backbone.engine.sampling.params import SamplingParams
+from backbone.engine.serving.engine import Engine
+from backbone.engine.serving.loaded_model import LoadedModel
+from backbone.engine.serving.sequence import Sequence as EngineSequence
+from backbone.engine.serving.tally import Tally
+from backbone.engine.swarm.reply_format import ReplyFormat
+from backbone.engine.swarm.sum_scale import SumScale
+from backbone.engine.swarm.transport import Transport
 
 NEVER = -100.0  # added to a logit
 PATIENCE_S = 60.0  # with a worker: on a machine that does other things too, a late one is no lost one

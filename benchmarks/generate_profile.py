@@ -17,10 +17,10 @@ from pathlib import Path
 
 import numpy as np
 
-from backbone.engine.loaded_model import LoadedModel
-from backbone.engine.sampling import RandomDraw, TokenHistory, sample
-from backbone.engine.sampling_params import SamplingParams
-from backbone.engine.transport import NoWorkers, Transport
+from backbone.engine.sampling.choice import RandomDraw, TokenHistory, sample
+from backbone.engine.sampling.params import SamplingParams
+from backbone.engine.serving.loaded_model import LoadedModel
+from backbone.engine.swarm.transport import NoWorkers, Transport
 from benchmarks.bench_generate import DEMO_MODEL, N_CTX, story_beginnings
 from benchmarks.exact_sharded import two_workers
 from benchmarks.generate_decode import decode

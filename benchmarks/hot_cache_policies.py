@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from backbone.engine.call_samples import CallSamples
-from backbone.engine.hot_cache import PLAN_EVERY
-from backbone.engine.hot_plan import Costs, HotExperts, plan_hot
+from backbone.engine.dispatch.call_samples import CallSamples
+from backbone.engine.dispatch.hot_cache import PLAN_EVERY
+from backbone.engine.dispatch.hot_plan import Costs, HotExperts, plan_hot
 from benchmarks.real_routing import Routed
 
 Routing = Mapping[int, Routed]

@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from backbone.engine.co_activation import order_experts
-from backbone.engine.dispatch import ExpertDispatcher
-from backbone.engine.loaded_model import LoadedModel
-from backbone.engine.transport import NoWorkers
+from backbone.engine.dispatch.co_activation import order_experts
+from backbone.engine.dispatch.dispatcher import ExpertDispatcher
+from backbone.engine.serving.loaded_model import LoadedModel
+from backbone.engine.swarm.transport import NoWorkers
 from benchmarks.exact_demo import cut_windows, tokenise_stories
 from tests.oracles.model_runs import forward
 

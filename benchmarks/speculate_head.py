@@ -18,19 +18,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from backbone.engine.arch import read_config
-from backbone.engine.attention import Attention
-from backbone.engine.expert_caller import ExpertCaller
-from backbone.engine.kv_cache import SlotCache
-from backbone.engine.layer import Layer
-from backbone.engine.loader import DenseTensors
-from backbone.engine.model_config import ModelConfig, RopeConfig
-from backbone.engine.mtp_experts import MtpExperts
-from backbone.engine.mtp_layer import ModelEnds, MtpLayer
-from backbone.engine.ops import KVLayer, Segment
-from backbone.engine.rope import RopeTable
-from backbone.engine.stable_ops import StableOps
-from backbone.engine.step import Step
+from backbone.engine.model.architectures import read_config
+from backbone.engine.model.attention import Attention
+from backbone.engine.model.expert_caller import ExpertCaller
+from backbone.engine.model.kv_cache import SlotCache
+from backbone.engine.model.layer import Layer
+from backbone.engine.model.loader import DenseTensors
+from backbone.engine.model.mtp_experts import MtpExperts
+from backbone.engine.model.mtp_layer import ModelEnds, MtpLayer
+from backbone.engine.model.step import Step
+from backbone.engine.ops.interface import KVLayer, Segment
+from backbone.engine.ops.model_config import ModelConfig, RopeConfig
+from backbone.engine.ops.rope import RopeTable
+from backbone.engine.ops.stable_ops import StableOps
 from benchmarks.real_shape_model import QUICK, RealShape, model_bytes, require_room, write_real_shape
 from kvasir.experts import WeightMatrix
 from kvasir.gguf.index import GGUFIndex

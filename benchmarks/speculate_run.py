@@ -9,15 +9,15 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from backbone.engine.dispatch import ExpertDispatcher
-from backbone.engine.draft_counts import DraftCounts
-from backbone.engine.engine import Engine
-from backbone.engine.expert_caller import ExpertCaller
-from backbone.engine.loaded_model import LoadedModel
-from backbone.engine.sampling_params import SamplingParams
-from backbone.engine.scheduler import Chunk
-from backbone.engine.sequence import Sequence as EngineSequence
-from backbone.engine.transport import NoWorkers
+from backbone.engine.dispatch.dispatcher import ExpertDispatcher
+from backbone.engine.drafts.counts import DraftCounts
+from backbone.engine.model.expert_caller import ExpertCaller
+from backbone.engine.sampling.params import SamplingParams
+from backbone.engine.serving.engine import Engine
+from backbone.engine.serving.loaded_model import LoadedModel
+from backbone.engine.serving.scheduler import Chunk
+from backbone.engine.serving.sequence import Sequence as EngineSequence
+from backbone.engine.swarm.transport import NoWorkers
 from benchmarks.emulator_clock import CpuLoop
 
 

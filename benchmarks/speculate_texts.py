@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from backbone.engine.loaded_model import LoadedModel
-from backbone.engine.sampling_params import SamplingParams
+from backbone.engine.sampling.params import SamplingParams
+from backbone.engine.serving.loaded_model import LoadedModel
 from benchmarks.generate_decode import NEVER
 from benchmarks.speculate_run import Request, decode
 

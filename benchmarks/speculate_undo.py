@@ -7,8 +7,8 @@ import time
 
 import torch
 
-from backbone.engine.ops import Segment
-from backbone.engine.stable_ops import StableOps
+from backbone.engine.ops.interface import Segment
+from backbone.engine.ops.stable_ops import StableOps
 from benchmarks.real_shape_layout import RealShape
 
 N_LAYERS = 36  # recurrent ones of 48

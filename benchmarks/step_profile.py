@@ -21,11 +21,11 @@ from typing import Any
 
 import psutil
 
-from backbone.engine.edge_pool import EdgePool
-from backbone.engine.loaded_model import LoadedModel
-from backbone.engine.sequence import Sequence as EngineSequence
-from backbone.engine.stable_ops import StableOps
-from backbone.engine.transport import NoWorkers, Transport
+from backbone.engine.ops.stable_ops import StableOps
+from backbone.engine.serving.loaded_model import LoadedModel
+from backbone.engine.serving.sequence import Sequence as EngineSequence
+from backbone.engine.swarm.edge_pool import EdgePool
+from backbone.engine.swarm.transport import NoWorkers, Transport
 from benchmarks.bench_overhead import FULL, QUICK, Plan, joined_worker, wait_for_a_worker
 from benchmarks.generate_decode import decode
 from benchmarks.machine import describe_commit, describe_machine

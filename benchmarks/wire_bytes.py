@@ -8,7 +8,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from backbone.engine.placement import CoverageSnapshot, DispatchBatch, place
+from backbone.engine.swarm.placement import CoverageSnapshot, DispatchBatch, place
 from benchmarks.made_routing import Weights
 from benchmarks.real_routing import Routed
 from kvasir.experts import ExpertRange, FloatRows

@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from backbone.engine.dispatch import ExpertDispatcher
-from backbone.engine.loaded_model import Dense, KernelChoice, LoadedModel
-from backbone.engine.ops import Routing
-from backbone.engine.reply_format import ReplyFormat
-from backbone.engine.sum_calibration import calibrate
-from backbone.engine.transport import NoWorkers
+from backbone.engine.dispatch.dispatcher import ExpertDispatcher
+from backbone.engine.ops.interface import Routing
+from backbone.engine.serving.loaded_model import Dense, KernelChoice, LoadedModel
+from backbone.engine.serving.sum_calibration import calibrate
+from backbone.engine.swarm.reply_format import ReplyFormat
+from backbone.engine.swarm.transport import NoWorkers
 from benchmarks.exact_demo import Logits, Window, WindowLogits, cut_windows, our_logits, read, tokenise_stories
 from benchmarks.real_routing import DEMO, STORIES
 from benchmarks.wire_bytes import LayerRows

@@ -10,9 +10,9 @@ import json
 import sys
 from pathlib import Path
 
-from backbone.engine.loaded_model import LoadedModel
-from backbone.engine.sampling_params import SamplingParams
-from backbone.engine.transport import NoWorkers
+from backbone.engine.sampling.params import SamplingParams
+from backbone.engine.serving.loaded_model import LoadedModel
+from backbone.engine.swarm.transport import NoWorkers
 from backbone.management.generation import generate
 from kvasir.errors import KvasirError
 

@@ -18,7 +18,7 @@ from market.work_models import Evidence, NodeTrust
 
 @dataclass(frozen=True, slots=True)
 class SavedTrust:
-    """A node's standing. The fields mean what they mean in `backbone.engine.trust`."""
+    """A node's standing. The fields mean what they mean in `backbone.engine.trust.standing`."""
 
     verified: int = 0
     failures: int = 0

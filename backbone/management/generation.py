@@ -11,17 +11,17 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from backbone.engine.dispatch import ExpertDispatcher
-from backbone.engine.engine import Engine
-from backbone.engine.guard import WorkGuard
-from backbone.engine.hedging import HedgeCounters
-from backbone.engine.loaded_model import LoadedModel
-from backbone.engine.reply_format import ReplyFormat
-from backbone.engine.sampling_params import SamplingParams
-from backbone.engine.sequence import Sequence as EngineSequence
-from backbone.engine.sum_scale import SumScale
-from backbone.engine.tally import Tally
-from backbone.engine.transport import Transport
+from backbone.engine.dispatch.dispatcher import ExpertDispatcher
+from backbone.engine.dispatch.hedging import HedgeCounters
+from backbone.engine.sampling.params import SamplingParams
+from backbone.engine.serving.engine import Engine
+from backbone.engine.serving.loaded_model import LoadedModel
+from backbone.engine.serving.sequence import Sequence as EngineSequence
+from backbone.engine.serving.tally import Tally
+from backbone.engine.swarm.reply_format import ReplyFormat
+from backbone.engine.swarm.sum_scale import SumScale
+from backbone.engine.swarm.transport import Transport
+from backbone.engine.trust.guard import WorkGuard
 from kvasir.errors import ConfigError
 
 MOST_DEADLINE_S = 3600.0

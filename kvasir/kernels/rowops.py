@@ -164,7 +164,7 @@ class NativeRowOps:
         state: Floats,
         segments: Sequence[SegmentNumbers],
     ) -> Floats:
-        """Gated delta rule; shapes as in backbone.engine.ops, state [n_slot, n_v_head, d_v, d_k] in place."""
+        """Gated delta rule; shapes as in backbone.engine.ops.interface, state [n_slot, n_v_head, d_v, d_k] in place."""
         _check("q", q, None, None, None)
         _check("k", k, *q.shape)
         _check("v", v, len(q), None, None)

@@ -16,9 +16,9 @@ from typing import Any
 import httpx
 from playwright.async_api import Page
 
-from backbone.engine.loaded_model import LoadedModel
-from backbone.engine.sampling_params import SamplingParams
-from backbone.engine.transport import NoWorkers
+from backbone.engine.sampling.params import SamplingParams
+from backbone.engine.serving.loaded_model import LoadedModel
+from backbone.engine.swarm.transport import NoWorkers
 from backbone.management.generation import generate
 from kvasir.slicing.budget import WORKER_OVERHEAD_BYTES
 from tests.browser.chromium import DEADLINE_S, Chromium, wait_until

@@ -13,9 +13,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from backbone.engine.expert_caller import ExpertCaller
-from backbone.engine.model import Batch, Model
-from backbone.engine.ops import Ops
+from backbone.engine.model.expert_caller import ExpertCaller
+from backbone.engine.model.model import Batch, Model
+from backbone.engine.ops.interface import Ops
 from kvasir.gguf.index import GGUFIndex
 from tests.oracles.torch_experts import InProcessExperts
 

@@ -13,8 +13,8 @@ import tokenizers
 from gguf import GGUFWriter
 from tokenizers import models, pre_tokenizers, trainers
 
-from backbone.engine.pre_tokenizers import PRE_TOKENIZERS
-from backbone.engine.tokenizer_vocabulary import TokenKind
+from backbone.engine.text.pre_tokenizers import PRE_TOKENIZERS
+from backbone.engine.text.tokenizer_vocabulary import TokenKind
 
 PARAGRAPH = """
 Once upon a time there was a small baker who couldn't sleep. He'd count 1234567890 loaves, then 2024 rolls, and 12 more.

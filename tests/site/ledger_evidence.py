@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from backbone.engine.audit import Evidence
+from backbone.engine.trust.audit import Evidence
 
 MODEL = "f" * 64
 DAY_ONE = 20_423 * 86_400.0  # 2025-12-01

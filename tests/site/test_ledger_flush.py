@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from django.db import OperationalError
 
-from backbone.engine.receipts import Receipt
+from backbone.engine.trust.receipts import Receipt
 from backbone.receipt_flush import ReceiptFlusher, work_receipts
 from backbone.receipt_spool import ReceiptSpool, SpoolFullError, read_batches
 from market.ledger import balance, wrong_balances

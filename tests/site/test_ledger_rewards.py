@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from backbone.engine.trust import TrustState, after_lie
+from backbone.engine.trust.standing import TrustState, after_lie
 from backbone.trust_keeper import SqlTrustKeeper
 from market import trust_store
 from market.receipts import record

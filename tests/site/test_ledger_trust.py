@@ -18,9 +18,9 @@ from django.db import OperationalError, transaction
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backbone.engine.receipts import ReceiptBook
-from backbone.engine.trust import TrustPolicy, TrustState, after_good_check, after_lie
-from backbone.engine.trust_book import TrustBook, TrustKeeper
+from backbone.engine.trust.book import TrustBook, TrustKeeper
+from backbone.engine.trust.receipts import ReceiptBook
+from backbone.engine.trust.standing import TrustPolicy, TrustState, after_good_check, after_lie
 from backbone.trust_keeper import SqlTrustKeeper, learn
 from kvasir.errors import EdgeError
 from kvasir.experts import ExpertRange

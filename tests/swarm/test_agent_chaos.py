@@ -20,9 +20,9 @@ import httpx
 import openai
 import pytest
 
-from backbone.engine.loaded_model import LoadedModel
-from backbone.engine.sampling_params import SamplingParams
-from backbone.engine.transport import NoWorkers
+from backbone.engine.sampling.params import SamplingParams
+from backbone.engine.serving.loaded_model import LoadedModel
+from backbone.engine.swarm.transport import NoWorkers
 from backbone.management.generation import generate
 from kvasir_site.local_slices import share_budget
 from tests.swarm.agent_process import AgentProcess

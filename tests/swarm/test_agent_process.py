@@ -16,11 +16,11 @@ from typing import Any
 import httpx
 import pytest
 
-from backbone.engine.dispatch import MOVED, NO_REPLICA
-from backbone.engine.edge_pool import EdgePool
-from backbone.engine.loaded_model import LoadedModel
-from backbone.engine.sampling_params import SamplingParams
-from backbone.engine.transport import NoWorkers
+from backbone.engine.dispatch.dispatcher import MOVED, NO_REPLICA
+from backbone.engine.sampling.params import SamplingParams
+from backbone.engine.serving.loaded_model import LoadedModel
+from backbone.engine.swarm.edge_pool import EdgePool
+from backbone.engine.swarm.transport import NoWorkers
 from backbone.management.generation import Generation, first_difference, generate
 from kvasir.relay.directory import FixedDirectory
 from kvasir.wire.frames import Role

@@ -18,8 +18,8 @@ from backbone import stream_keys as keys
 from backbone.backbone_process import BackboneProcess, redis_connection
 from backbone.cancel_listener import CancelListener
 from backbone.directory import ModelEntry
-from backbone.engine.jobs import NewToken
-from backbone.engine.sampling import Sampled, TokenLogprob
+from backbone.engine.sampling.choice import Sampled, TokenLogprob
+from backbone.engine.serving.jobs import NewToken
 from backbone.event_writer import EventWriter
 from backbone.events import Done, End, Event, Failed, Queued, Started, SwarmShare, Token, Usage, event_from_json
 from backbone.heartbeat import Heartbeat

@@ -14,9 +14,9 @@ import pytest
 
 from backbone import stream
 from backbone.directory import backbone_stats, models
-from backbone.engine.loaded_model import LoadedModel
-from backbone.engine.sampling_params import SamplingParams
-from backbone.engine.transport import NoWorkers
+from backbone.engine.sampling.params import SamplingParams
+from backbone.engine.serving.loaded_model import LoadedModel
+from backbone.engine.swarm.transport import NoWorkers
 from backbone.events import Done, End, Event, Failed, Queued, Started, Token
 from backbone.management.generation import generate
 from backbone.payloads import GenerationRequest, RequestKind

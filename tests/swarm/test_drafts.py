@@ -18,9 +18,9 @@ import openai
 import pytest
 from django.db.models import Sum
 
-from backbone.engine.loaded_model import LoadedModel
-from backbone.engine.sampling_params import SamplingParams
-from backbone.engine.transport import NoWorkers
+from backbone.engine.sampling.params import SamplingParams
+from backbone.engine.serving.loaded_model import LoadedModel
+from backbone.engine.swarm.transport import NoWorkers
 from backbone.management.generation import generate
 from market.work_models import WorkDay
 from tests.site.database import database_at

@@ -14,13 +14,13 @@ from django.core.management import call_command
 
 from backbone import market_link
 from backbone.backbone_process import redis_connection
-from backbone.engine.edge_pool import EdgePool
-from backbone.engine.guard import WorkGuard
-from backbone.engine.loaded_model import LoadedModel
-from backbone.engine.receipts import UNCHECKED
-from backbone.engine.sampling_params import SamplingParams
-from backbone.engine.trust import TrustPolicy
-from backbone.engine.worker_address import WorkerAddress
+from backbone.engine.sampling.params import SamplingParams
+from backbone.engine.serving.loaded_model import LoadedModel
+from backbone.engine.swarm.edge_pool import EdgePool
+from backbone.engine.swarm.worker_address import WorkerAddress
+from backbone.engine.trust.guard import WorkGuard
+from backbone.engine.trust.receipts import UNCHECKED
+from backbone.engine.trust.standing import TrustPolicy
 from backbone.management.generation import generate
 from backbone.market_link import MarketLink
 from backbone.service_settings import ServiceSettings

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from backbone.engine.edge_pool import EdgePool
-from backbone.engine.guard import Lie, WorkGuard
-from backbone.engine.loaded_model import LoadedModel
-from backbone.engine.sampling_params import SamplingParams
-from backbone.engine.transport import NoWorkers
-from backbone.engine.trust import TrustPolicy, TrustState
-from backbone.engine.trust_book import Forgetful
-from backbone.engine.worker_address import WorkerAddress
+from backbone.engine.sampling.params import SamplingParams
+from backbone.engine.serving.loaded_model import LoadedModel
+from backbone.engine.swarm.edge_pool import EdgePool
+from backbone.engine.swarm.transport import NoWorkers
+from backbone.engine.swarm.worker_address import WorkerAddress
+from backbone.engine.trust.book import Forgetful
+from backbone.engine.trust.guard import Lie, WorkGuard
+from backbone.engine.trust.standing import TrustPolicy, TrustState
 from backbone.management.generation import DispatchSettings, Generation, first_difference, generate
 from kvasir.worker.serving.holdings import Holdings, open_holdings
 from tests.oracles.tiny_gguf import TinyModel, write_tiny

@@ -24,9 +24,9 @@ import httpx
 import pytest
 from django.db.models import Sum
 
-from backbone.engine.loaded_model import LoadedModel
-from backbone.engine.sampling_params import SamplingParams
-from backbone.engine.transport import NoWorkers
+from backbone.engine.sampling.params import SamplingParams
+from backbone.engine.serving.loaded_model import LoadedModel
+from backbone.engine.swarm.transport import NoWorkers
 from backbone.management.generation import generate
 from kvasir.gguf.index import GGUFIndex
 from kvasir.slicing.budget import WORKER_OVERHEAD_BYTES

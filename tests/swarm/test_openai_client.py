@@ -14,10 +14,10 @@ import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from backbone.engine.chat_template import ChatTemplate
-from backbone.engine.loaded_model import LoadedModel
-from backbone.engine.sampling_params import SamplingParams
-from backbone.engine.transport import NoWorkers
+from backbone.engine.sampling.params import SamplingParams
+from backbone.engine.serving.loaded_model import LoadedModel
+from backbone.engine.swarm.transport import NoWorkers
+from backbone.engine.text.chat_template import ChatTemplate
 from backbone.events import Failed, event_from_json
 from backbone.management.generation import generate
 from backbone.stream_keys import EVENT_FIELD, stream_key

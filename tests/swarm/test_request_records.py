@@ -18,11 +18,11 @@ from redis.asyncio import Redis as AsyncRedis
 
 from backbone import market_link
 from backbone.backbone_process import BackboneProcess, redis_connection
-from backbone.engine.dispatch import Served
-from backbone.engine.exposure import ExposureBook, Flagged
-from backbone.engine.guard import WorkGuard
-from backbone.engine.token_sources import LastTokens, SourceTable, TokenTrace, sources_of_rows
-from backbone.engine.trust import TrustPolicy
+from backbone.engine.dispatch.dispatcher import Served
+from backbone.engine.serving.token_sources import LastTokens, SourceTable, TokenTrace, sources_of_rows
+from backbone.engine.trust.exposure import ExposureBook, Flagged
+from backbone.engine.trust.guard import WorkGuard
+from backbone.engine.trust.standing import TrustPolicy
 from backbone.event_mapping import MAX_NAMED, OPERATORS
 from backbone.events import Done, Event, Failed, Started, SwarmShare, Usage, event_from_json
 from backbone.payloads import GenerationRequest

@@ -13,10 +13,10 @@ import pytest
 from django.core.management import call_command
 
 from backbone.backbone_process import redis_connection
-from backbone.engine.edge_pool import EdgePool
-from backbone.engine.loaded_model import LoadedModel
-from backbone.engine.sampling_params import SamplingParams
-from backbone.engine.transport import NoWorkers
+from backbone.engine.sampling.params import SamplingParams
+from backbone.engine.serving.loaded_model import LoadedModel
+from backbone.engine.swarm.edge_pool import EdgePool
+from backbone.engine.swarm.transport import NoWorkers
 from backbone.management.generation import Generation, first_difference, generate
 from backbone.market_link import MarketLink
 from backbone.service_settings import ServiceSettings

@@ -18,9 +18,9 @@ import httpx
 import openai
 import pytest
 
-from backbone.engine.loaded_model import LoadedModel
-from backbone.engine.sampling_params import SamplingParams
-from backbone.engine.transport import NoWorkers
+from backbone.engine.sampling.params import SamplingParams
+from backbone.engine.serving.loaded_model import LoadedModel
+from backbone.engine.swarm.transport import NoWorkers
 from backbone.management.generation import generate
 from kvasir_site.ports import free_port
 from tests.swarm.service_process import PATIENCE_S, ServiceProcess, service_process

@@ -11,10 +11,11 @@ from typing import Any
 
 from torch import Tensor
 
-from backbone.engine.dispatch import ExpertDispatcher, Served
-from backbone.engine.expert_caller import ExpertCaller
-from backbone.engine.hot_cache import HotCache
-from backbone.engine.jobs import (
+from backbone.engine.dispatch.dispatcher import ExpertDispatcher, Served
+from backbone.engine.dispatch.hot_cache import HotCache
+from backbone.engine.model.expert_caller import ExpertCaller
+from backbone.engine.sampling.params import SamplingParams
+from backbone.engine.serving.jobs import (
     Broken,
     ChoiceEnded,
     Completed,
@@ -24,11 +25,10 @@ from backbone.engine.jobs import (
     JobSpec,
     NewToken,
 )
-from backbone.engine.loaded_model import LoadedModel
-from backbone.engine.sampling_params import SamplingParams
-from backbone.engine.service import EngineService, ServiceLimits
-from backbone.engine.token_choice import TokenChooser
-from backbone.engine.transport import NoWorkers, Transport
+from backbone.engine.serving.loaded_model import LoadedModel
+from backbone.engine.serving.service import EngineService, ServiceLimits
+from backbone.engine.serving.token_choice import TokenChooser
+from backbone.engine.swarm.transport import NoWorkers, Transport
 from backbone.management.generation import generate
 from tests.oracles.tiny_gguf import TinyModel, write_tiny
 from tests.oracles.tiny_layout import TinyShape

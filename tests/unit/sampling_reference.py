@@ -1,4 +1,4 @@
-"""Sampling as the words of `backbone.engine.sampling` say it, over the whole vocabulary and without a shortcut.
+"""Sampling as the words of `backbone.engine.sampling.choice` say it, over the whole vocabulary and without a shortcut.
 
 The tests compare with it to the bit. It is slow on purpose and must stay as it is: a change here changes texts.
 """
@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from backbone.engine.sampling import RandomDraw, Sampled, TokenLogprob
-from backbone.engine.sampling_params import SamplingParams
+from backbone.engine.sampling.choice import RandomDraw, Sampled, TokenLogprob
+from backbone.engine.sampling.params import SamplingParams
 
 
 def reference_sample(

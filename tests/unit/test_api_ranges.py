@@ -10,8 +10,8 @@ from pydantic import ValidationError
 from backbone import api_schemas
 from backbone.api_requests import RequestMaker
 from backbone.api_schemas import MAX_MESSAGES, MAX_PROMPTS, ChatBody, CompletionBody
-from backbone.engine import sampling_params
-from backbone.engine.sampling_params import SamplingParams
+from backbone.engine.sampling import params as sampling_params
+from backbone.engine.sampling.params import SamplingParams
 from backbone.payloads import MAX_CHOICES, MAX_REQUEST_CHARS, SAMPLING_FIELDS
 from kvasir.errors import RequestError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from backbone.engine.trust import TrustPolicy, expected_replies_until_caught
+from backbone.engine.trust.standing import TrustPolicy, expected_replies_until_caught
 from benchmarks.audit_simulated import Detection, simulate
 from benchmarks.audit_swarm import LyingRun
 from benchmarks.bench_audit import ShareFigures, as_keys, as_table

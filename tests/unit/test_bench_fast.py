@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from backbone.engine import fast_ops
-from backbone.engine.loaded_model import Dense, LoadedModel
+from backbone.engine.ops import fast_ops
+from backbone.engine.serving.loaded_model import Dense, LoadedModel
 from benchmarks.batch_dependence import batch_dependence
 from benchmarks.bench_fast import FULL, ratio
 from benchmarks.real_shape_layout import QUICK as QUICK_SHAPE

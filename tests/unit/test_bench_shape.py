@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from backbone.engine.loaded_model import LoadedModel
-from backbone.engine.transport import NoWorkers
+from backbone.engine.serving.loaded_model import LoadedModel
+from backbone.engine.swarm.transport import NoWorkers
 from benchmarks.bench_vs_llamacpp import QUICK, _prompts
 from benchmarks.generate_decode import decode
 from benchmarks.real_shape_layout import QUICK as QUICK_SHAPE

@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from backbone.engine.chat_template import MAX_TEMPLATE_LENGTH, ChatTemplate
-from backbone.engine.tokenizer import Tokenizer
+from backbone.engine.text.chat_template import MAX_TEMPLATE_LENGTH, ChatTemplate
+from backbone.engine.text.tokenizer import Tokenizer
 from kvasir.errors import RequestError
 from tests.oracles.tiny_vocabulary import bpe_metadata
 

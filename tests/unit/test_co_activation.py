@@ -14,11 +14,11 @@ from django.core.management import CommandError, call_command
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backbone.engine.batch import Batch, SlotTokens
-from backbone.engine.co_activation import order_experts
-from backbone.engine.dispatch import ExpertDispatcher
-from backbone.engine.loaded_model import LoadedModel
-from backbone.engine.transport import NoWorkers
+from backbone.engine.dispatch.co_activation import order_experts
+from backbone.engine.dispatch.dispatcher import ExpertDispatcher
+from backbone.engine.model.batch import Batch, SlotTokens
+from backbone.engine.serving.loaded_model import LoadedModel
+from backbone.engine.swarm.transport import NoWorkers
 from kvasir.errors import ConfigError, GGUFError
 from kvasir.gguf.index import GGUFIndex
 from kvasir.slicing.expert_renumbering import renumber_experts

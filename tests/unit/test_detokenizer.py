@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backbone.engine.detokenizer import IncrementalDetokenizer, StopMatcher
-from backbone.engine.tokenizer import Tokenizer
+from backbone.engine.text.detokenizer import IncrementalDetokenizer, StopMatcher
+from backbone.engine.text.tokenizer import Tokenizer
 from kvasir.errors import RequestError
 from tests.oracles.tiny_vocabulary import bpe_metadata
 

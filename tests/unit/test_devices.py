@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from backbone.engine.batch import Batch, SlotTokens
-from backbone.engine.devices import CPU, Device, torch_device
-from backbone.engine.dispatch import ExpertDispatcher
-from backbone.engine.loaded_model import Dense, LoadedModel, make_ops
-from backbone.engine.model import Model
-from backbone.engine.ops import Linear
-from backbone.engine.torch_ops import TorchOps
-from backbone.engine.transport import NoWorkers
+from backbone.engine.dispatch.dispatcher import ExpertDispatcher
+from backbone.engine.model.batch import Batch, SlotTokens
+from backbone.engine.model.model import Model
+from backbone.engine.ops.devices import CPU, Device, torch_device
+from backbone.engine.ops.interface import Linear
+from backbone.engine.ops.torch_ops import TorchOps
+from backbone.engine.serving.loaded_model import Dense, LoadedModel, make_ops
+from backbone.engine.swarm.transport import NoWorkers
 from kvasir.errors import ConfigError
 from kvasir.experts import WeightMatrix
 from kvasir.gguf.index import GGUFIndex

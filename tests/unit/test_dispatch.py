@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from backbone.engine.dispatch import ExpertDispatcher
-from backbone.engine.expert_store import ExpertStore
-from backbone.engine.measured import Measured
-from backbone.engine.placement import CoverageSnapshot
-from backbone.engine.tally import Tally
-from backbone.engine.transport import NoWorkers
+from backbone.engine.dispatch.dispatcher import ExpertDispatcher
+from backbone.engine.serving.tally import Tally
+from backbone.engine.swarm.expert_store import ExpertStore
+from backbone.engine.swarm.measured import Measured
+from backbone.engine.swarm.placement import CoverageSnapshot
+from backbone.engine.swarm.transport import NoWorkers
 from kvasir.errors import EdgeError, EdgeTimeout
 from kvasir.experts import ExpertRange, FloatRows
 from kvasir.gguf.index import GGUFIndex

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from backbone.engine.edge_pool import EdgePool
-from backbone.engine.worker_address import WorkerAddress
+from backbone.engine.swarm.edge_pool import EdgePool
+from backbone.engine.swarm.worker_address import WorkerAddress
 from kvasir.errors import ConfigError, EdgeError, EdgeTimeout
 from kvasir.kernels.api import RowFormat
 from kvasir.relay.directory import FixedDirectory

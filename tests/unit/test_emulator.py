@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backbone.engine.loaded_model import LoadedModel
-from backbone.engine.sum_calibration import calibrate
-from backbone.engine.transport import NoWorkers, SumTransport
+from backbone.engine.serving.loaded_model import LoadedModel
+from backbone.engine.serving.sum_calibration import calibrate
+from backbone.engine.swarm.transport import NoWorkers, SumTransport
 from benchmarks.emulator import EmulatedSwarm
 from benchmarks.emulator_classes import CLASSES, Flight, LinkClass, Port, WorkerClass
 from benchmarks.emulator_clock import CpuLoop

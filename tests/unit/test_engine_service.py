@@ -7,15 +7,16 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from backbone.engine import sampling, service_core
-from backbone.engine.admission import slots_for_budget
-from backbone.engine.dispatch import Served
-from backbone.engine.jobs import Began, Completed, ContextOverflow, FailureKind, JobFailure, NewToken, Waiting
-from backbone.engine.loaded_model import LoadedModel
-from backbone.engine.scheduler import Chunk
-from backbone.engine.sequence import FinishReason, Sequence
-from backbone.engine.service import ServiceClosed, ServiceLimits
-from backbone.engine.shares import ShareMeter, Shares
+from backbone.engine.dispatch.dispatcher import Served
+from backbone.engine.sampling import choice as sampling
+from backbone.engine.serving import service_core
+from backbone.engine.serving.jobs import Began, Completed, ContextOverflow, FailureKind, JobFailure, NewToken, Waiting
+from backbone.engine.serving.loaded_model import LoadedModel
+from backbone.engine.serving.scheduler import Chunk
+from backbone.engine.serving.sequence import FinishReason, Sequence
+from backbone.engine.serving.service import ServiceClosed, ServiceLimits
+from backbone.engine.serving.shares import ShareMeter, Shares
+from backbone.engine.serving.waiting_line import slots_for_budget
 from kvasir.errors import ConfigError, RequestError
 from tests.unit.engine_service import SHAPE, Valve, running, single_run, spec, tiny_model
 
@@ -202,7 +203,7 @@ def test_a_token_that_cannot_be_chosen_fails_its_job_alone(
             raise RequestError("the logits are not finite")
         return chosen(logits, history, params, draw)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("backbone.engine.sequence.sample", breaking)
+    monkeypatch.setattr("backbone.engine.serving.sequence.sample", breaking)
     with running(loaded) as (service, listener):
         service.submit(spec("good"))
         service.submit(spec("bad", seed=666, n=2))

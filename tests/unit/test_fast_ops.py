@@ -10,14 +10,14 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Quant
 
-from backbone.engine import fast_ops
-from backbone.engine.copy_rules import ROWS_TRIED, CopyRule, crossover, measured_rule, multiply
-from backbone.engine.fast_ops import FastOps
-from backbone.engine.loaded_model import Dense, LoadedModel, make_ops
-from backbone.engine.model import Model
-from backbone.engine.stable_ops import StableOps
-from backbone.engine.sum_calibration import sum_scale_of
-from backbone.engine.torch_ops import TorchOps
+from backbone.engine.model.model import Model
+from backbone.engine.ops import fast_ops
+from backbone.engine.ops.copy_rules import ROWS_TRIED, CopyRule, crossover, measured_rule, multiply
+from backbone.engine.ops.fast_ops import FastOps
+from backbone.engine.ops.stable_ops import StableOps
+from backbone.engine.ops.torch_ops import TorchOps
+from backbone.engine.serving.loaded_model import Dense, LoadedModel, make_ops
+from backbone.engine.serving.sum_calibration import sum_scale_of
 from backbone.served_model import directory_entry, open_model
 from backbone.service_settings import ServiceSettings
 from kvasir.byte_sizes import format_size

@@ -14,18 +14,18 @@ import numpy as np
 import pytest
 import torch
 
-from backbone.engine.audit import Answer, Evidence, Judge, Reply, close_rows
-from backbone.engine.dispatch import MOVED, ExpertDispatcher
-from backbone.engine.expert_store import ExpertStore
-from backbone.engine.guard import MAX_SAMPLE_PAIRS, MAX_SAMPLES_WAITING, Lie, WorkGuard
-from backbone.engine.measured import Measured
-from backbone.engine.placement import CoverageSnapshot
-from backbone.engine.replays import ReplayMemory
-from backbone.engine.reply_format import ReplyFormat
-from backbone.engine.tally import Tally
-from backbone.engine.transport import NoWorkers
-from backbone.engine.trust import TrustPolicy, TrustState, after_good_check, after_lie
-from backbone.engine.trust_book import TrustBook
+from backbone.engine.dispatch.dispatcher import MOVED, ExpertDispatcher
+from backbone.engine.serving.tally import Tally
+from backbone.engine.swarm.expert_store import ExpertStore
+from backbone.engine.swarm.measured import Measured
+from backbone.engine.swarm.placement import CoverageSnapshot
+from backbone.engine.swarm.reply_format import ReplyFormat
+from backbone.engine.swarm.transport import NoWorkers
+from backbone.engine.trust.audit import Answer, Evidence, Judge, Reply, close_rows
+from backbone.engine.trust.book import TrustBook
+from backbone.engine.trust.guard import MAX_SAMPLE_PAIRS, MAX_SAMPLES_WAITING, Lie, WorkGuard
+from backbone.engine.trust.replays import ReplayMemory
+from backbone.engine.trust.standing import TrustPolicy, TrustState, after_good_check, after_lie
 from kvasir.errors import ConfigError, EdgeTimeout
 from kvasir.experts import ExpertRange, FloatRows
 from kvasir.gguf.index import GGUFIndex

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from backbone.engine.deadlines import DeadlineRule
-from backbone.engine.dispatch import ExpertDispatcher
-from backbone.engine.expert_store import ExpertStore
-from backbone.engine.hedging import LATE
-from backbone.engine.measured import Measured, RatioHistogram
-from backbone.engine.placement import CoverageSnapshot
-from backbone.engine.tally import Tally
-from backbone.engine.transport import NoWorkers
+from backbone.engine.dispatch.deadlines import DeadlineRule
+from backbone.engine.dispatch.dispatcher import ExpertDispatcher
+from backbone.engine.dispatch.hedging import LATE
+from backbone.engine.serving.tally import Tally
+from backbone.engine.swarm.expert_store import ExpertStore
+from backbone.engine.swarm.measured import Measured, RatioHistogram
+from backbone.engine.swarm.placement import CoverageSnapshot
+from backbone.engine.swarm.transport import NoWorkers
 from kvasir.errors import EdgeError
 from kvasir.experts import ExpertRange, FloatRows
 from kvasir.gguf.index import GGUFIndex

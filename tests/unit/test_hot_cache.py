@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 import torch
 
-from backbone.engine import hot_cache
-from backbone.engine.dispatch import HOT, ExpertDispatcher, Served
-from backbone.engine.expert_store import ExpertStore
-from backbone.engine.hot_cache import HotCache
-from backbone.engine.loaded_model import LoadedModel
-from backbone.engine.measured import Measured
-from backbone.engine.ops import Routing
-from backbone.engine.reply_format import ReplyFormat
-from backbone.engine.sum_calibration import calibrate
-from backbone.engine.tally import Tally
-from backbone.engine.transport import NoWorkers
+from backbone.engine.dispatch import hot_cache
+from backbone.engine.dispatch.dispatcher import HOT, ExpertDispatcher, Served
+from backbone.engine.dispatch.hot_cache import HotCache
+from backbone.engine.ops.interface import Routing
+from backbone.engine.serving.loaded_model import LoadedModel
+from backbone.engine.serving.sum_calibration import calibrate
+from backbone.engine.serving.tally import Tally
+from backbone.engine.swarm.expert_store import ExpertStore
+from backbone.engine.swarm.measured import Measured
+from backbone.engine.swarm.reply_format import ReplyFormat
+from backbone.engine.swarm.transport import NoWorkers
 from backbone.request_trace import HOT as HOT_WORD
 from backbone.trace_mapping import request_trace
 from kvasir.experts import ExpertRange, FloatRows

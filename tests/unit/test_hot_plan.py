@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backbone.engine.call_samples import Calls, CallSamples
-from backbone.engine.hot_plan import Costs, costs_of, plan_bytes, plan_hot, saved_s
-from backbone.engine.measured import Measured
-from backbone.engine.placement import CoverageSnapshot
+from backbone.engine.dispatch.call_samples import Calls, CallSamples
+from backbone.engine.dispatch.hot_plan import Costs, costs_of, plan_bytes, plan_hot, saved_s
+from backbone.engine.swarm.measured import Measured
+from backbone.engine.swarm.placement import CoverageSnapshot
 from kvasir.experts import ExpertRange
 
 N_LAYER, N_EXPERT, N_USED = 4, 16, 2

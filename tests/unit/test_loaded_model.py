@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from backbone.engine.loaded_model import KernelChoice, LoadedModel
+from backbone.engine.serving.loaded_model import KernelChoice, LoadedModel
 from kvasir.kernels.kx1 import KX1Kernel
 from tests.unit.engine_service import tiny_model
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from backbone.engine.dispatch import ExpertDispatcher
-from backbone.engine.jobs import Completed, Job, JobEvents, JobSpec, NewToken
-from backbone.engine.loaded_model import LoadedModel
-from backbone.engine.measured import Measured
-from backbone.engine.micro_batches import (
+from backbone.engine.dispatch.dispatcher import ExpertDispatcher
+from backbone.engine.dispatch.trips import LayerTrip, TripMeter
+from backbone.engine.serving.jobs import Completed, Job, JobEvents, JobSpec, NewToken
+from backbone.engine.serving.loaded_model import LoadedModel
+from backbone.engine.serving.micro_batches import (
     BusyMeter,
     GroupPlanner,
     RowCosts,
@@ -22,11 +22,11 @@ from backbone.engine.micro_batches import (
     next_n_groups,
     smallest_that_hides,
 )
-from backbone.engine.placement import DispatchBatch
-from backbone.engine.service import ServiceLimits, make_groups
-from backbone.engine.service_core import ServiceCore
-from backbone.engine.transport import NoWorkers
-from backbone.engine.trips import LayerTrip, TripMeter
+from backbone.engine.serving.service import ServiceLimits, make_groups
+from backbone.engine.serving.service_core import ServiceCore
+from backbone.engine.swarm.measured import Measured
+from backbone.engine.swarm.placement import DispatchBatch
+from backbone.engine.swarm.transport import NoWorkers
 from tests.unit.engine_service import single_run, spec, tiny_model
 from tests.unit.virtual_time import VirtualLoop, run
 

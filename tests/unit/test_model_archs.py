@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from backbone.engine.torch_ops import TorchOps
+from backbone.engine.ops.torch_ops import TorchOps
 from tests.oracles.llama_cpp import LlamaCpp, LlamaCppError
 from tests.oracles.model_runs import greedy, run_chunks, torch_oracle
 from tests.oracles.tiny_gguf import TinyModel, write_tiny, write_tiny_pair

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from backbone.engine.model import Batch, Model
-from backbone.engine.torch_ops import TorchOps
+from backbone.engine.model.model import Batch, Model
+from backbone.engine.ops.torch_ops import TorchOps
 from kvasir.errors import RequestError
 from tests.oracles.model_runs import forward, run_chunks, torch_oracle
 from tests.oracles.tiny_gguf import TinyModel, write_tiny

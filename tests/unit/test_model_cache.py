@@ -8,12 +8,12 @@ import psutil
 import pytest
 import torch
 
-from backbone.engine.admission import slots_for_budget
-from backbone.engine.arch import read_config
-from backbone.engine.batch import Batch
-from backbone.engine.kv_cache import SlotCache
-from backbone.engine.model_config import AttentionConfig, GatedDeltaConfig, ModelConfig
-from backbone.engine.ops import Segment
+from backbone.engine.model.architectures import read_config
+from backbone.engine.model.batch import Batch
+from backbone.engine.model.kv_cache import SlotCache
+from backbone.engine.ops.interface import Segment
+from backbone.engine.ops.model_config import AttentionConfig, GatedDeltaConfig, ModelConfig
+from backbone.engine.serving.waiting_line import slots_for_budget
 from kvasir.errors import ConfigError, RequestError
 from tests.oracles.tiny_layout import DELTA, TinyShape, tiny_metadata
 

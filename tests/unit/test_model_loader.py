@@ -12,10 +12,10 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from backbone.engine.arch import ARCHITECTURES as ENGINE_ARCHITECTURES
-from backbone.engine.arch import read_config
-from backbone.engine.model import Model
-from backbone.engine.torch_ops import TorchOps
+from backbone.engine.model.architectures import ARCHITECTURES as ENGINE_ARCHITECTURES
+from backbone.engine.model.architectures import read_config
+from backbone.engine.model.model import Model
+from backbone.engine.ops.torch_ops import TorchOps
 from kvasir.errors import GGUFError, UnsupportedModelError
 from kvasir.gguf.index import GGUFIndex
 from kvasir.slicing.model_card import ENGINE_ARCHITECTURES as CARD_ARCHITECTURES

@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backbone.engine.arch import read_config
-from backbone.engine.model_config import MoEConfig, RouterConfig
-from backbone.engine.torch_ops import TorchOps
+from backbone.engine.model.architectures import read_config
+from backbone.engine.ops.model_config import MoEConfig, RouterConfig
+from backbone.engine.ops.torch_ops import TorchOps
 from tests.oracles.tiny_layout import ARCHITECTURES, TinyShape, tiny_metadata
 
 OPS = TorchOps(torch.float64)

@@ -15,9 +15,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from backbone.engine.model import Model
-from backbone.engine.stable_ops import StableOps
-from backbone.engine.torch_ops import TorchOps
+from backbone.engine.model.model import Model
+from backbone.engine.ops.stable_ops import StableOps
+from backbone.engine.ops.torch_ops import TorchOps
 from kvasir.gguf.index import GGUFIndex
 from kvasir.kernels.api import ExpertKernel
 from kvasir.kernels.float_kernel import FloatKernel

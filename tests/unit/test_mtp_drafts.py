@@ -14,19 +14,19 @@ from pathlib import Path
 
 import pytest
 
-from backbone.engine.dispatch import ExpertDispatcher
-from backbone.engine.draft_counts import DraftCounts
-from backbone.engine.engine import Engine
-from backbone.engine.jobs import Completed
-from backbone.engine.loaded_model import LoadedModel
-from backbone.engine.mtp_head import MtpHead
-from backbone.engine.prompt_lookup import PromptLookup
-from backbone.engine.sampling_params import SamplingParams
-from backbone.engine.scheduler import Chunk
-from backbone.engine.sequence import Sequence
-from backbone.engine.service import ServiceLimits
-from backbone.engine.shares import Shares
-from backbone.engine.transport import NoWorkers
+from backbone.engine.dispatch.dispatcher import ExpertDispatcher
+from backbone.engine.drafts.counts import DraftCounts
+from backbone.engine.drafts.prompt_lookup import PromptLookup
+from backbone.engine.model.mtp_head import MtpHead
+from backbone.engine.sampling.params import SamplingParams
+from backbone.engine.serving.engine import Engine
+from backbone.engine.serving.jobs import Completed
+from backbone.engine.serving.loaded_model import LoadedModel
+from backbone.engine.serving.scheduler import Chunk
+from backbone.engine.serving.sequence import Sequence
+from backbone.engine.serving.service import ServiceLimits
+from backbone.engine.serving.shares import Shares
+from backbone.engine.swarm.transport import NoWorkers
 from tests.oracles.mtp_models import write_right_head
 from tests.oracles.tiny_gguf import TinyModel, write_tiny
 from tests.oracles.tiny_layout import TinyShape

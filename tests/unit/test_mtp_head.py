@@ -17,13 +17,13 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from backbone.engine.batch import SlotTokens
-from backbone.engine.kv_cache import Kept
-from backbone.engine.loaded_model import LoadedModel
-from backbone.engine.model import Batch, Model
-from backbone.engine.mtp_experts import MtpExperts
-from backbone.engine.mtp_head import MtpHead, SlotToken
-from backbone.engine.torch_ops import TorchOps
+from backbone.engine.model.batch import SlotTokens
+from backbone.engine.model.kv_cache import Kept
+from backbone.engine.model.model import Batch, Model
+from backbone.engine.model.mtp_experts import MtpExperts
+from backbone.engine.model.mtp_head import MtpHead, SlotToken
+from backbone.engine.ops.torch_ops import TorchOps
+from backbone.engine.serving.loaded_model import LoadedModel
 from kvasir.errors import GGUFError, KernelError, UnsupportedModelError
 from kvasir.gguf.index import GGUFIndex
 from tests.oracles.llama_cpp import LlamaCpp

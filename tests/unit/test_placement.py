@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backbone.engine.placement import CoverageSnapshot, Placement, Replica, place
+from backbone.engine.swarm.placement import CoverageSnapshot, Placement, Replica, place
 from kvasir.experts import ExpertRange
 
 

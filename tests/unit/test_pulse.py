@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from backbone.engine.dispatch import Served
-from backbone.engine.jobs import Began, Broken, Completed, FailureKind, JobFailure, NewToken
-from backbone.engine.sampling import Sampled
-from backbone.engine.shares import Shares
+from backbone.engine.dispatch.dispatcher import Served
+from backbone.engine.sampling.choice import Sampled
+from backbone.engine.serving.jobs import Began, Broken, Completed, FailureKind, JobFailure, NewToken
+from backbone.engine.serving.shares import Shares
 from backbone.latency_book import KEEP_S, MOST_REQUESTS, LatencyBook
 from backbone.pulse_keeper import WorkMeter
 from kvasir.errors import WireError

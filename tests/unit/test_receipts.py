@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backbone.engine.exposure import ExposureBook
-from backbone.engine.receipts import DAY_S, UNCHECKED, Receipt, ReceiptBook, TrafficCounter, work_by_range
+from backbone.engine.trust.exposure import ExposureBook
+from backbone.engine.trust.receipts import DAY_S, UNCHECKED, Receipt, ReceiptBook, TrafficCounter, work_by_range
 from kvasir.experts import ExpertRange
 
 LOW, HIGH = ExpertRange(3, 0, 8), ExpertRange(3, 8, 16)

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backbone.engine.deadlines import DeadlineRule, patience_s
-from backbone.engine.measured import MAX_COUNT, Measured, RatioHistogram
-from backbone.engine.placement import CoverageSnapshot, place, place_again
-from backbone.engine.replica_choice import PROBE_EVERY, least_expected, sooner_of_two, taking_part, with_probe
-from backbone.engine.worker_health import FIRST_SHARE, Health
-from backbone.engine.worker_meter import WorkerMeter
+from backbone.engine.dispatch.deadlines import DeadlineRule, patience_s
+from backbone.engine.swarm.measured import MAX_COUNT, Measured, RatioHistogram
+from backbone.engine.swarm.placement import CoverageSnapshot, place, place_again
+from backbone.engine.swarm.replica_choice import PROBE_EVERY, least_expected, sooner_of_two, taking_part, with_probe
+from backbone.engine.swarm.worker_health import FIRST_SHARE, Health
+from backbone.engine.swarm.worker_meter import WorkerMeter
 from kvasir.experts import ExpertRange
 
 BOTH = CoverageSnapshot.build({"far": [ExpertRange(0, 0, 8)], "near": [ExpertRange(0, 0, 8)]})

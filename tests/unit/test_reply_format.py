@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from backbone.engine.reply_format import ReplyFormat, round_replies
+from backbone.engine.swarm.reply_format import ReplyFormat, round_replies
 
 ROWS = hnp.arrays(
     np.float32,

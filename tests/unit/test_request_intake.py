@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from backbone.engine.draft_counts import DraftCounts
-from backbone.engine.jobs import (
+from backbone.engine.drafts.counts import DraftCounts
+from backbone.engine.sampling.choice import Sampled, TokenLogprob
+from backbone.engine.serving.jobs import (
     Began,
     Broken,
     ChoiceEnded,
@@ -19,11 +20,10 @@ from backbone.engine.jobs import (
     NewToken,
     Waiting,
 )
-from backbone.engine.sampling import Sampled, TokenLogprob
-from backbone.engine.sequence import FinishReason
-from backbone.engine.service import ServiceClosed
-from backbone.engine.shares import Shares
-from backbone.engine.tokenizer import Tokenizer
+from backbone.engine.serving.sequence import FinishReason
+from backbone.engine.serving.service import ServiceClosed
+from backbone.engine.serving.shares import Shares
+from backbone.engine.text.tokenizer import Tokenizer
 from backbone.event_mapping import EventMapper, ModelNotFound, refusal, swarm_share
 from backbone.events import Done, End, Failed, Queued, Started, SwarmShare, Token, TopLogprob, Usage
 from backbone.payloads import GenerationRequest, RequestKind

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from backbone.engine.sampling import RandomDraw, TokenHistory, candidates, log_softmax, sample
-from backbone.engine.sampling_params import SamplingParams
+from backbone.engine.sampling.choice import RandomDraw, TokenHistory, candidates, log_softmax, sample
+from backbone.engine.sampling.params import SamplingParams
 from kvasir.errors import RequestError
 
 EMPTY = TokenHistory()

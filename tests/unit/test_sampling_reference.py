@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from backbone.engine.sampling import RandomDraw, TokenHistory, candidates, sample
-from backbone.engine.sampling_params import SamplingParams
-from backbone.engine.sampling_ranks import Values, descending, largest
-from backbone.engine.sampling_weights import pick
+from backbone.engine.sampling.choice import RandomDraw, TokenHistory, candidates, sample
+from backbone.engine.sampling.params import SamplingParams
+from backbone.engine.sampling.ranks import Values, descending, largest
+from backbone.engine.sampling.weights import pick
 from tests.unit.sampling_reference import reference_candidates, reference_sample
 
 N_SMALL = 4000  # cases of vocabularies of up to 300

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import cast
 
-from backbone.engine.scheduler import StepPlan, plan_step
-from backbone.engine.sequence import Sequence
+from backbone.engine.serving.scheduler import StepPlan, plan_step
+from backbone.engine.serving.sequence import Sequence
 
 
 @dataclass(eq=False)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from backbone.engine.sum_scale import SumScale
+from backbone.engine.swarm.sum_scale import SumScale
 from backbone.served_model import directory_entry, open_model, open_sum_scale
 from backbone.service_settings import ServiceSettings
 from backbone.slot_memory import available_memory, too_many_slots

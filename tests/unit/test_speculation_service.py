@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backbone.engine.dispatch import Served
-from backbone.engine.draft_counts import DraftCounts
-from backbone.engine.jobs import Completed
-from backbone.engine.loaded_model import Dense, LoadedModel
-from backbone.engine.scheduler import Chunk
-from backbone.engine.sequence import Sequence
-from backbone.engine.service import ServiceLimits
-from backbone.engine.shares import ShareMeter, Shares
+from backbone.engine.dispatch.dispatcher import Served
+from backbone.engine.drafts.counts import DraftCounts
+from backbone.engine.serving.jobs import Completed
+from backbone.engine.serving.loaded_model import Dense, LoadedModel
+from backbone.engine.serving.scheduler import Chunk
+from backbone.engine.serving.sequence import Sequence
+from backbone.engine.serving.service import ServiceLimits
+from backbone.engine.serving.shares import ShareMeter, Shares
 from backbone.served_model import max_drafts
 from backbone.service_settings import ServiceSettings
 from tests.unit.engine_service import SHAPE, running, single_run, spec, tiny_model

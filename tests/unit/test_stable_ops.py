@@ -13,11 +13,11 @@ import torch
 from gguf import GGMLQuantizationType as Quant
 from torch import Tensor
 
-from backbone.engine.model_config import RopeConfig, RouterConfig, ScoreFunction
-from backbone.engine.ops import HeadForm, KVLayer, Linear, Segment
-from backbone.engine.rope import RopeTable
-from backbone.engine.stable_ops import StableOps
-from backbone.engine.torch_ops import TorchOps
+from backbone.engine.ops.interface import HeadForm, KVLayer, Linear, Segment
+from backbone.engine.ops.model_config import RopeConfig, RouterConfig, ScoreFunction
+from backbone.engine.ops.rope import RopeTable
+from backbone.engine.ops.stable_ops import StableOps
+from backbone.engine.ops.torch_ops import TorchOps
 from kvasir.errors import KernelError
 from kvasir.experts import FloatRows, WeightMatrix
 from kvasir.kernels import native

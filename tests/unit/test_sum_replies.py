@@ -15,20 +15,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backbone.engine.dispatch import WRONG, ExpertDispatcher
-from backbone.engine.expert_store import ExpertStore
-from backbone.engine.guard import WorkGuard
-from backbone.engine.loaded_model import LoadedModel
-from backbone.engine.measured import Measured
-from backbone.engine.ops import Routing
-from backbone.engine.placement import CoverageSnapshot
-from backbone.engine.reply_format import ReplyFormat
-from backbone.engine.sampling_params import SamplingParams
-from backbone.engine.sum_calibration import calibrate, sum_scale_of
-from backbone.engine.sum_scale import SumScale
-from backbone.engine.tally import Tally
-from backbone.engine.transport import NoWorkers, Transport
-from backbone.engine.trust import TrustPolicy
+from backbone.engine.dispatch.dispatcher import WRONG, ExpertDispatcher
+from backbone.engine.ops.interface import Routing
+from backbone.engine.sampling.params import SamplingParams
+from backbone.engine.serving.loaded_model import LoadedModel
+from backbone.engine.serving.sum_calibration import calibrate, sum_scale_of
+from backbone.engine.serving.tally import Tally
+from backbone.engine.swarm.expert_store import ExpertStore
+from backbone.engine.swarm.measured import Measured
+from backbone.engine.swarm.placement import CoverageSnapshot
+from backbone.engine.swarm.reply_format import ReplyFormat
+from backbone.engine.swarm.sum_scale import SumScale
+from backbone.engine.swarm.transport import NoWorkers, Transport
+from backbone.engine.trust.guard import WorkGuard
+from backbone.engine.trust.standing import TrustPolicy
 from backbone.management.generation import DispatchSettings, first_difference, generate
 from kvasir.errors import ConfigError, EdgeTimeout
 from kvasir.experts import ExpertRange, FloatRows

@@ -11,13 +11,13 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
-from backbone.engine import sampling
-from backbone.engine.jobs import Began, ChoiceEnded, Completed, FailureKind, JobSpec, NewToken
-from backbone.engine.loaded_model import LoadedModel
-from backbone.engine.scheduler import Chunk
-from backbone.engine.sequence import Sequence
-from backbone.engine.service import ServiceLimits
-from backbone.engine.token_choice import TokenChooser
+from backbone.engine.sampling import choice as sampling
+from backbone.engine.serving.jobs import Began, ChoiceEnded, Completed, FailureKind, JobSpec, NewToken
+from backbone.engine.serving.loaded_model import LoadedModel
+from backbone.engine.serving.scheduler import Chunk
+from backbone.engine.serving.sequence import Sequence
+from backbone.engine.serving.service import ServiceLimits
+from backbone.engine.serving.token_choice import TokenChooser
 from kvasir.errors import RequestError
 from tests.unit.engine_service import DEADLINE_S, running, single_run, spec, tiny_model
 
@@ -167,7 +167,7 @@ def test_a_token_that_cannot_be_chosen_on_another_thread_fails_its_job_alone(
             raise RequestError("the logits are not finite")
         return chosen(logits, history, params, draw)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("backbone.engine.sequence.sample", breaking)
+    monkeypatch.setattr("backbone.engine.serving.sequence.sample", breaking)
     with running(loaded, chooser=TokenChooser(ThreadPoolExecutor(1, "beside"), worth_s=0)) as (service, listener):
         service.submit(spec("good"))
         service.submit(spec("bad", seed=666, n=2))

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from backbone.engine import token_sources
-from backbone.engine.dispatch import Served
-from backbone.engine.jobs import Completed, FailureKind, JobFailure
-from backbone.engine.loaded_model import LoadedModel
-from backbone.engine.service import ServiceLimits
-from backbone.engine.token_sources import (
+from backbone.engine.dispatch.dispatcher import Served
+from backbone.engine.serving import token_sources
+from backbone.engine.serving.jobs import Completed, FailureKind, JobFailure
+from backbone.engine.serving.loaded_model import LoadedModel
+from backbone.engine.serving.service import ServiceLimits
+from backbone.engine.serving.token_sources import (
     LastTokens,
     Source,
     SourceTable,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backbone.engine.tokenizer import Tokenizer
+from backbone.engine.text.tokenizer import Tokenizer
 from kvasir.errors import GGUFError, RequestError, UnsupportedModelError
 from tests.oracles.tiny_vocabulary import CONTROLS, USER_DEFINED, bpe_metadata, spm_metadata
 

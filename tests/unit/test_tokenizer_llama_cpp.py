@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from gguf import GGUFReader
 
-from backbone.engine.tokenizer import Tokenizer
+from backbone.engine.text.tokenizer import Tokenizer
 from tests.oracles.llama_tokenise import Ask, llama_tokenise
 from tests.oracles.tiny_vocabulary import (
     CONTROLS,

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backbone.engine.draws import SecretDraws
-from backbone.engine.trust import (
+from backbone.engine.trust.draws import SecretDraws
+from backbone.engine.trust.standing import (
     TrustPolicy,
     TrustState,
     after_good_check,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from backbone.engine.worker_health import (
+from backbone.engine.swarm.worker_health import (
     FIRST_PENALTY_S,
     FIRST_REDIAL_S,
     LONGEST_PENALTY_S,

@@ -17,7 +17,7 @@ from gguf import GGUFReader
 from gguf.quants import dequantize
 from torch.nn import functional
 
-from backbone.engine.tokenizer import Tokenizer
+from backbone.engine.text.tokenizer import Tokenizer
 from tools.demo_model.model import DemoConfig, StoryModel
 from tools.demo_model.prepare import END_ID, split_stories
 

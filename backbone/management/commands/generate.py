@@ -10,13 +10,13 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
-from backbone.engine.edge_pool import EdgePool
-from backbone.engine.loaded_model import Dense, KernelChoice, LoadedModel
-from backbone.engine.reply_format import ReplyFormat
-from backbone.engine.sampling_params import SamplingParams
-from backbone.engine.sum_calibration import calibrate
-from backbone.engine.transport import NoWorkers
-from backbone.engine.worker_address import WorkerAddress
+from backbone.engine.sampling.params import SamplingParams
+from backbone.engine.serving.loaded_model import Dense, KernelChoice, LoadedModel
+from backbone.engine.serving.sum_calibration import calibrate
+from backbone.engine.swarm.edge_pool import EdgePool
+from backbone.engine.swarm.reply_format import ReplyFormat
+from backbone.engine.swarm.transport import NoWorkers
+from backbone.engine.swarm.worker_address import WorkerAddress
 from backbone.management.generation import DispatchSettings, first_difference, generate, summary_lines
 from kvasir.errors import KvasirError
 from kvasir.wire.frames import ReplyType

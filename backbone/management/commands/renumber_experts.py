@@ -1,7 +1,8 @@
 """`manage.py renumber_experts MODEL OUTPUT --text FILE`: experts that rows call together become neighbours.
 
-Reads the text with the model, counts which experts each row calls, orders every layer (`backbone.engine.co_activation`)
-and writes the model anew. Offline; give workers and backbones the new file instead of the old one.
+Reads the text with the model, counts which experts each row calls, orders every layer
+(`backbone.engine.dispatch.co_activation`) and writes the model anew. Offline; give workers and backbones the new file
+instead of the old one.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ import numpy as np
 import torch
 from django.core.management.base import BaseCommand, CommandError
 
-from backbone.engine.batch import Batch, SlotTokens
-from backbone.engine.call_samples import CallSamples
-from backbone.engine.co_activation import order_experts
-from backbone.engine.dispatch import ExpertDispatcher
-from backbone.engine.loaded_model import LoadedModel
-from backbone.engine.transport import NoWorkers
+from backbone.engine.dispatch.call_samples import CallSamples
+from backbone.engine.dispatch.co_activation import order_experts
+from backbone.engine.dispatch.dispatcher import ExpertDispatcher
+from backbone.engine.model.batch import Batch, SlotTokens
+from backbone.engine.serving.loaded_model import LoadedModel
+from backbone.engine.swarm.transport import NoWorkers
 from kvasir.errors import KvasirError
 from kvasir.slicing.expert_renumbering import renumber_experts
 

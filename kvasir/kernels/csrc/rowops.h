@@ -33,7 +33,7 @@ int rowops_elementwise(const rowops_isa *isa, int operation, const float *x, con
 void rowops_rotate_head(const float *x, const float *cos, const float *sin, int64_t d_rot, int64_t d, int adjacent,
                         float *out);
 
-/* How the experts of a row are chosen: see route in backbone/engine/router.py. */
+/* How the experts of a row are chosen: see route in backbone/engine/ops/router.py. */
 typedef struct {
     int64_t n_expert, n_used, n_group, n_group_used;
     int64_t is_sigmoid, is_normalised; /* scores are sigmoids, else a softmax; weights are divided by their sum */
@@ -93,7 +93,7 @@ typedef struct {
     int64_t n_key_head, n_value_head, d_key, d_value;
 } delta_shape;
 
-/* The gated delta rule, token after token: see delta_rule in backbone/engine/ops.py. decay is exp(log_decay). */
+/* The gated delta rule, token after token: see delta_rule in backbone/engine/ops/interface.py. decay is exp(log_decay). */
 void rowops_delta_rule(const rowops_isa *isa, const delta_shape *shape, const float *q, const float *k, const float *v,
                        const float *decay, const float *beta, float *state, const segment *segments,
                        int64_t n_segments, float *out, int n_threads);

@@ -1,0 +1,65 @@
+"""A batch: flat rows of several sequences, prefill chunks and single decode tokens side by side.
+
+The engine's scheduler makes batches and the model runs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from backbone.engine.model.kv_cache import SlotCache
+from backbone.engine.ops.interface import Segment
+from kvasir.errors import RequestError
+
+
+class SlotTokens(NamedTuple):
+    """The next tokens of the sequence in a slot."""
+
+    slot: int
+    token_ids: Sequence[int]
+    is_tentative: bool = False  # how many of its rows are kept is decided after the forward
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """Rows of one forward; segments are in row order and cover all rows. The last `n_tentative` may lose rows."""
+
+    token_ids: Tensor  # int64 [T]
+    segments: tuple[Segment, ...]
+    n_tentative: int = 0
+
+    @classmethod
+    def of(cls, parts: Iterable[SlotTokens | tuple[int, Sequence[int]]], cache: SlotCache) -> Batch:
+        """The next tokens of some slots, each continuing at its length in the cache, tentative ones last.
+
+        RequestError if one is empty, or out of this order.
+        """
+        token_ids: list[int] = []
+        segments: list[Segment] = []
+        n_tentative = 0
+        for slot, tokens, is_tentative in (SlotTokens(*part) for part in parts):
+            if n_tentative and not is_tentative:
+                raise RequestError(f"slot {slot} is not tentative and comes after one that is")
+            n_tentative += is_tentative
+            if len(tokens) == 0:
+                raise RequestError(f"slot {slot} was given no token to compute")
+            segments.append(Segment(slot, len(token_ids), len(tokens), cache.length(slot)))
+            token_ids.extend(tokens)
+        if not segments:
+            raise RequestError("a batch needs at least one token")
+        return cls(torch.tensor(token_ids, dtype=torch.int64), tuple(segments), n_tentative)
+
+    @property
+    def n_rows(self) -> int:
+        """T, the rows of all segments."""
+        return int(self.token_ids.shape[0])
+
+    @property
+    def last_rows(self) -> list[int]:
+        """The last row of each segment: where the next token is sampled."""
+        return [segment.first_row + segment.n_rows - 1 for segment in self.segments]

@@ -1,0 +1,164 @@
+"""The arithmetic of the dense path as an interface, so that the model is written once.
+
+`torch_ops` is the oracle: plain torch in float32 or float64. `stable_ops` is what production runs: quantised
+matrices in place, and every result row computed in a fixed order from its own inputs alone, so that a row's bits do
+not depend on its batch, on the chunking of a prompt or on the thread count. `fast_ops` trades that for speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from backbone.engine.ops.model_config import RouterConfig
+from backbone.engine.ops.rope import RopeTable
+from kvasir.experts import WeightMatrix
+
+
+class Segment(NamedTuple):
+    """Consecutive rows of one sequence: `n_rows` from row `first_row` of the batch, at positions from `position`."""
+
+    slot: int
+    first_row: int
+    n_rows: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KVLayer:
+    """Keys and values of one attention layer, by slot; owned by `kv_cache`."""
+
+    keys: Tensor  # [n_slot, n_kv_head, n_ctx, d_head]
+    values: Tensor  # [n_slot, n_kv_head, n_ctx, d_head_v]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Linear:
+    """A linear layer's weight in whatever form its Ops made of it, with its optional bias [n_out]."""
+
+    n_in: int
+    n_out: int
+    weight: Any  # private to the Ops that made it
+    bias: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadForm:
+    """How projected queries and keys become heads. A norm is over a head or over all heads of a row, by its size."""
+
+    query_norm: Tensor | None  # [d_head], or [n_head * d_head]
+    key_norm: Tensor | None  # [d_head], or [n_kv_head * d_head]
+    norm_eps: float
+    has_adjacent_pairs: bool  # see Ops.attend
+    scale: float  # what q·k is multiplied by
+
+
+class Routing(NamedTuple):
+    """The experts of each row in selection order, best first, and what their partials are multiplied by."""
+
+    expert_ids: Tensor  # int64 [T, n_used]
+    weights: Tensor  # [T, n_used]
+
+
+class Ops(Protocol):
+    """Each method treats every row on its own. T is the number of rows. Inputs are contiguous, results are new."""
+
+    @property
+    def name(self) -> str:
+        """What computes, with everything that may change a bit of a result; part of a model's fingerprint."""
+        ...
+
+    @property
+    def is_batch_stable(self) -> bool:
+        """Whether a row's bits never depend on the rows beside it."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of activations and caches."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where activations, caches and weights are."""
+        ...
+
+    def make_linear(self, matrix: WeightMatrix, bias: Tensor | None = None) -> Linear:
+        """Prepare a matrix of any ggml type that gguf can dequantise."""
+        ...
+
+    def linear(self, x: Tensor, *linears: Linear) -> tuple[Tensor, ...]:
+        """x [T, n_in] -> one [T, n_out] a linear; x is quantised once for all of them."""
+        ...
+
+    def embed(self, matrix: WeightMatrix, token_ids: Tensor) -> Tensor:
+        """Rows of the embedding matrix, dequantised: int64 [T] -> [T, n_in]."""
+        ...
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """x * rsqrt(mean(x²) + eps) * weight over the last dimension."""
+        ...
+
+    def l2_norm(self, x: Tensor, eps: float) -> Tensor:
+        """x * rsqrt(sum(x²) + eps) over the last dimension."""
+        ...
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        form: HeadForm,
+        rope: RopeTable,
+        cache: KVLayer,
+        segments: Sequence[Segment],
+    ) -> Tensor:
+        """Causal attention of projected rows, each over its own slot, keys 0 to its own position.
+
+        query [T, n_head * d_head] and key [T, n_kv_head * d_head] are normalised, and the first 2 * d_rot values of
+        each head rotated: pairs are (i, i + d_rot), or (2i, 2i + 1) with adjacent pairs. Keys and value
+        [T, n_kv_head * d_head_v] go into the cache. Returns [T, n_head, d_head_v].
+        """
+        ...
+
+    def route(self, logits: Tensor, config: RouterConfig, selection_bias: Tensor | None) -> Routing:
+        """Choose experts for router logits [T, n_expert]; `selection_bias` [n_expert] counts for the choice only.
+
+        Ties go to the lower expert id.
+        """
+        ...
+
+    def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor: ...
+    def silu(self, x: Tensor) -> Tensor: ...
+    def sigmoid(self, x: Tensor) -> Tensor: ...
+    def softplus(self, x: Tensor) -> Tensor: ...
+
+    def causal_conv(self, x: Tensor, weight: Tensor, state: Tensor, segments: Sequence[Segment]) -> Tensor:
+        """Depthwise causal convolution: x [T, c], weight [c, width], state [n_slot, width - 1, c], updated in place."""
+        ...
+
+    def delta_rule(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        log_decay: Tensor,
+        beta: Tensor,
+        state: Tensor,
+        segments: Sequence[Segment],
+    ) -> Tensor:
+        """Gated delta rule, token after token, state updated in place.
+
+        q, k [T, n_k_head, d_k] (q already scaled), v [T, n_v_head, d_v], log_decay and beta [T, n_v_head],
+        state [n_slot, n_v_head, d_v, d_k]; value head h reads key head h % n_k_head. Per token: S = exp(log_decay) * S;
+        d = (v - S k) * beta; S = S + d kᵀ; out = S q. Returns [T, n_v_head, d_v].
+        """
+        ...
+
+    def combine(self, partials: Tensor, weights: Tensor) -> Tensor:
+        """Σ_j weights[t, j] * partials[t, j], j ascending: partials [T, n_used, d], weights [T, n_used] -> [T, d]."""
+        ...

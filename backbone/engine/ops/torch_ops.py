@@ -1,0 +1,194 @@
+"""The dense path in plain torch, with dequantised weights: the oracle, the fallback, and what runs on a CUDA device.
+
+The loader and the layers use it through `ops.Ops`. Each sequence is computed by itself and never padded, but matrix
+products may depend on the batch, and on the device, in their last bits; `stable_ops` is what has fixed bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import gguf
+import numpy as np
+import torch
+import torch.nn.functional as nnf
+from torch import Tensor
+
+from backbone.engine.ops.devices import CPU
+from backbone.engine.ops.interface import HeadForm, KVLayer, Linear, Routing, Segment
+from backbone.engine.ops.model_config import RouterConfig
+from backbone.engine.ops.rope import RopeTable, turned
+from backbone.engine.ops.router import route
+from kvasir.experts import WeightMatrix
+
+_SOFTPLUS_IS_IDENTITY = 50.0  # above this exp(-x) is nothing, even in float64
+
+
+class TorchOps:
+    """Implements `Ops`. Matrices are held in `weight_dtype` (default: as all the rest), everything on one device."""
+
+    is_batch_stable = False
+
+    def __init__(
+        self,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device = CPU,
+        weight_dtype: torch.dtype | None = None,
+    ) -> None:
+        self._dtype = dtype
+        self._device = device
+        self._weight_dtype = weight_dtype or dtype
+
+    @property
+    def name(self) -> str:
+        """Types and device: another one gives other bits."""
+        types = dict.fromkeys(str(dtype).removeprefix("torch.") for dtype in (self._weight_dtype, self._dtype))
+        return f"float: {' and '.join(types)} on {self._device.type}"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of activations and caches."""
+        return self._dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where everything is."""
+        return self._device
+
+    def make_linear(self, matrix: WeightMatrix, bias: Tensor | None = None) -> Linear:
+        """Dequantise a matrix. One that is stored in f32, as routers are, keeps its type."""
+        is_quantised = matrix.quant_type is not gguf.GGMLQuantizationType.F32
+        values = self._dequantised(matrix, slice(None)).to(self._weight_dtype if is_quantised else self._dtype)
+        return Linear(matrix.n_in, matrix.n_out, values.to(self._device), bias)
+
+    def linear(self, x: Tensor, *linears: Linear) -> tuple[Tensor, ...]:
+        """x [T, n_in] -> one [T, n_out] a linear."""
+        return tuple(self._linear(x, linear) for linear in linears)
+
+    def _linear(self, x: Tensor, linear: Linear) -> Tensor:
+        weight: Tensor = linear.weight
+        if weight.dtype is x.dtype:
+            return nnf.linear(x, weight, linear.bias)
+        result = nnf.linear(x.to(weight.dtype), weight).to(x.dtype)
+        return result if linear.bias is None else result + linear.bias
+
+    def embed(self, matrix: WeightMatrix, token_ids: Tensor) -> Tensor:
+        """Dequantise the rows that are asked for: int64 [T] -> [T, n_in]."""
+        return self._dequantised(matrix, token_ids.numpy()).to(self._device)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Over the last dimension."""
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+
+    def l2_norm(self, x: Tensor, eps: float) -> Tensor:
+        """Over the last dimension."""
+        return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + eps)
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        form: HeadForm,
+        rope: RopeTable,
+        cache: KVLayer,
+        segments: Sequence[Segment],
+    ) -> Tensor:
+        """Norms, rotation, the cache and attention of projected rows, one after the other."""
+        slots = torch.tensor([s.slot for s in segments for _ in range(s.n_rows)], device=self._device)
+        positions = torch.tensor([s.position + row for s in segments for row in range(s.n_rows)], device=self._device)
+        cos, sin = rope.at(positions)
+        query, key = (
+            turned(self._heads(x, norm, form.norm_eps, cache), cos, sin, has_adjacent_pairs=form.has_adjacent_pairs)
+            for x, norm in ((query, form.query_norm), (key, form.key_norm))
+        )
+        cache.keys[slots, :, positions] = key
+        cache.values[slots, :, positions] = value.view(len(value), -1, cache.values.shape[-1])
+        return self.attention(query, cache, segments, form.scale)
+
+    def _heads(self, x: Tensor, norm: Tensor | None, eps: float, cache: KVLayer) -> Tensor:
+        """Normalised heads [T, n, d_head] of projected rows [T, n * d_head]."""
+        heads = x.view(len(x), -1, cache.keys.shape[-1])
+        if norm is None:
+            return heads
+        return self.rms_norm(x.view(len(x), -1, norm.numel()), norm, eps).view(heads.shape)
+
+    def route(self, logits: Tensor, config: RouterConfig, selection_bias: Tensor | None) -> Routing:
+        """See `router`."""
+        return route(logits, config, selection_bias)
+
+    def attention(self, q: Tensor, cache: KVLayer, segments: Sequence[Segment], scale: float) -> Tensor:
+        """Causal attention of q [T, n_head, d_head], sequence by sequence."""
+        out = q.new_empty(*q.shape[:2], cache.values.shape[-1])
+        for slot, first, n, position in segments:
+            end = position + n
+            out[first : first + n] = nnf.scaled_dot_product_attention(
+                q[first : first + n].transpose(0, 1)[None],
+                cache.keys[slot, :, :end][None],
+                cache.values[slot, :, :end][None],
+                attn_mask=torch.ones(n, end, dtype=torch.bool, device=q.device).tril(position),
+                scale=scale,
+                enable_gqa=True,
+            )[0].transpose(0, 1)
+        return out
+
+    def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
+        """silu(gate) * up."""
+        return nnf.silu(gate) * up
+
+    def silu(self, x: Tensor) -> Tensor:
+        """x * sigmoid(x)."""
+        return nnf.silu(x)
+
+    def sigmoid(self, x: Tensor) -> Tensor:
+        """1 / (1 + exp(-x))."""
+        return torch.sigmoid(x)
+
+    def softplus(self, x: Tensor) -> Tensor:
+        """log(1 + exp(x))."""
+        return nnf.softplus(x, threshold=_SOFTPLUS_IS_IDENTITY)
+
+    def causal_conv(self, x: Tensor, weight: Tensor, state: Tensor, segments: Sequence[Segment]) -> Tensor:
+        """Depthwise convolution of x [T, c] with weight [c, width]."""
+        out = torch.empty_like(x)
+        for slot, first, n, _ in segments:
+            inputs = torch.cat([state[slot], x[first : first + n]])  # [width - 1 + n, c]
+            out[first : first + n] = nnf.conv1d(inputs.T[None], weight[:, None], groups=weight.shape[0])[0].T
+            state[slot] = inputs[n:]
+        return out
+
+    def delta_rule(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        log_decay: Tensor,
+        beta: Tensor,
+        state: Tensor,
+        segments: Sequence[Segment],
+    ) -> Tensor:
+        """Gated delta rule, token after token."""
+        n_repeat = v.shape[1] // k.shape[1]
+        q, k = q.repeat(1, n_repeat, 1), k.repeat(1, n_repeat, 1)  # value head h reads key head h % n_k_head
+        decay = torch.exp(log_decay)
+        out = torch.empty_like(v)
+        for slot, first, n, _ in segments:
+            s = state[slot]  # [n_v_head, d_v, d_k], a view
+            for row in range(first, first + n):
+                s.mul_(decay[row][:, None, None])
+                delta = (v[row] - torch.einsum("hvk,hk->hv", s, k[row])) * beta[row][:, None]
+                s.add_(delta.unsqueeze(-1) * k[row].unsqueeze(-2))
+                out[row] = torch.einsum("hvk,hk->hv", s, q[row])
+        return out
+
+    def combine(self, partials: Tensor, weights: Tensor) -> Tensor:
+        """Σ_j weights[t, j] * partials[t, j], j ascending."""
+        total = weights[:, :1] * partials[:, 0]
+        for j in range(1, partials.shape[1]):
+            total = total + weights[:, j : j + 1] * partials[:, j]
+        return total
+
+    def _dequantised(self, matrix: WeightMatrix, rows: slice | np.ndarray) -> Tensor:
+        blocks = matrix.data.reshape(matrix.n_out, -1)[rows]
+        values = np.asarray(gguf.dequantize(blocks, matrix.quant_type), np.float32).reshape(-1, matrix.n_in)
+        return torch.from_numpy(values.copy() if not values.flags.writeable else values).to(self._dtype)

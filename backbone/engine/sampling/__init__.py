@@ -1,0 +1,5 @@
+"""The choice of the next token from logits.
+
+Serving enters by `choice`.
+It holds no state between calls.
+"""

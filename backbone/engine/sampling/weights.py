@@ -1,0 +1,116 @@
+"""The weights of tokens, what share of them a nucleus is, and the token that a random number points at.
+
+Called by `sampling.choice` alone. What decides a token is added in one order: a shortcut is taken only where that sum's
+rounding could not change the answer.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+from numpy.typing import NDArray
+
+from backbone.engine.sampling.ranks import Positions, Values, at_least, descending
+
+Weights = NDArray[np.float64]
+
+_N_BLOCK = 2048  # weights that are first added up in an order of their own
+_MANY = 8 * _N_BLOCK
+_ROUNDING = 2.0**-51  # four half units: for each weight that is added, in both orders, and for the total alike
+
+
+class _Scratch(threading.local):
+    """A row of weights for each thread: fresh memory for every token costs as much as computing them."""
+
+    def __init__(self) -> None:
+        self._row = np.empty(0)
+
+    def row(self, size: int) -> Weights:
+        """Float64 [size]; whatever it held is lost with the next call."""
+        if self._row.size != size:
+            self._row = np.empty(size)
+        return self._row
+
+
+_scratch = _Scratch()
+
+
+def scaled(values: Values, best: float, temperature: float, below: Weights | None = None) -> Weights:
+    """How far each value is below `best`, in units of the temperature: 0 and less; into `below` if it is given."""
+    below = np.empty(values.size) if below is None else below
+    np.copyto(below, values)
+    with np.errstate(over="ignore"):  # a tiny temperature makes -inf of all but the likeliest, which is what it means
+        below -= best
+        if temperature != 1:
+            below /= temperature
+    return below
+
+
+def weights_of(values: Values, best: float, temperature: float) -> Weights:
+    """Weights that are not normalised: that of the value `best` is 1."""
+    weights = scaled(values, best, temperature)
+    return np.exp(weights, out=weights)
+
+
+def row_weights(values: Values, best: float, temperature: float) -> Weights:
+    """`weights_of`, in memory that the thread's next call of this uses again."""
+    weights = scaled(values, best, temperature, _scratch.row(values.size))
+    return np.exp(weights, out=weights)
+
+
+def nucleus(values: Values, best: float, temperature: float, top_p: float) -> tuple[Positions, Weights]:
+    """The fewest largest values whose weights make up the share `top_p` of all: positions, largest first, and weights.
+
+    Scaling rounds close values together, so the order is the values' own.
+    """
+    weights = row_weights(values, best, temperature)
+    total = weights.sum()
+    # What weighs less than the bound does not reach, all together, half of the share that is not wanted.
+    bound = max((1 - top_p) * total / (2 * weights.size), np.finfo(np.float64).tiny)
+    near = at_least(values, best + temperature * float(np.log(bound)))
+    order = near[descending(values[near])]
+    n_wanted = n_in_share(weights[order], top_p * total)
+    if n_wanted > order.size:
+        order = descending(values)
+        n_wanted = n_in_share(weights[order], top_p * total)
+    order = order[:n_wanted]
+    return order, weights[order]
+
+
+def n_in_share(weights: Weights, wanted: float) -> int:
+    """How many of the weights, from the first on, reach `wanted`; one more than there are when all do not."""
+    return int(np.searchsorted(np.cumsum(weights), wanted)) + 1
+
+
+def pick(weights: Weights, uniform: float) -> int:
+    """The position that `uniform` in [0, 1) points at on a line on which each weight takes its share."""
+    if weights.size >= _MANY:
+        found = _pick_by_blocks(weights, uniform)
+        if found is not None:
+            return found
+    cumulative = np.cumsum(weights)
+    index = np.searchsorted(cumulative, uniform * cumulative[-1], side="right")
+    last = np.searchsorted(cumulative, cumulative[-1])  # rounding may reach the total itself
+    return int(min(index, last))
+
+
+def _pick_by_blocks(weights: Weights, uniform: float) -> int | None:
+    """What `pick` finds, from sums of blocks; None where the rounding of the sum in order might decide otherwise.
+
+    A sum of n weights is off by less than n half units of the total, in whatever order. A position is certain when the
+    sum before it is below the goal, and the sum with it above, by more than all that may be off.
+    """
+    n_block = weights.size // _N_BLOCK
+    sums = weights[: n_block * _N_BLOCK].reshape(n_block, _N_BLOCK).sum(axis=1)
+    ends = np.cumsum(np.append(sums, weights[n_block * _N_BLOCK :].sum()))
+    goal, slack = uniform * ends[-1], weights.size * _ROUNDING * ends[-1]
+    block = int(np.searchsorted(ends, goal - slack, side="right"))
+    if block == ends.size:
+        return None
+    first = block * _N_BLOCK
+    inner = np.cumsum(weights[first : first + _N_BLOCK])
+    if block:
+        inner += ends[block - 1]
+    low, high = np.searchsorted(inner, (goal - slack, goal + slack), side="right")
+    return first + int(low) if low == high < inner.size else None

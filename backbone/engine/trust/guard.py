@@ -1,0 +1,257 @@
+"""Stands between workers' answers and the combine: who may serve, what is confirmed, what is sampled, what follows.
+
+The dispatcher asks it about every answer. Right outputs come back whatever the worker said; what is not confirmed at
+once may be checked later, in a thread of its own. Blame rests on recomputed answers alone: silence, closed edges and
+failures of our own side never touch trust.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from backbone.engine.swarm.expert_store import ExpertStore
+from backbone.engine.swarm.placement import IntArray
+from backbone.engine.swarm.reply_format import ReplyFormat
+from backbone.engine.swarm.transport import Transport
+from backbone.engine.trust.audit import Answer, Evidence, Judge, Reply
+from backbone.engine.trust.background import Background
+from backbone.engine.trust.book import Forgetful, TrustBook, TrustKeeper
+from backbone.engine.trust.draws import SecretDraws
+from backbone.engine.trust.entry_tests import EntryDesk
+from backbone.engine.trust.exposure import ExposureBook, Flagged
+from backbone.engine.trust.receipts import ReceiptBook, work_by_range
+from backbone.engine.trust.replays import ReplayMemory
+from backbone.engine.trust.standing import (
+    TrustPolicy,
+    TrustState,
+    after_good_check,
+    after_lie,
+    after_oddity,
+    audit_share,
+)
+from kvasir.errors import KernelError
+from kvasir.experts import ExpertRange
+
+logger = logging.getLogger(__name__)
+
+MAX_SAMPLE_PAIRS = 32  # kept of one sampled answer
+MAX_SAMPLES_WAITING = 64  # beyond that a sample is checked at once, on the engine's thread
+
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Lie:
+    """A proven lie and what it touches."""
+
+    evidence: Evidence
+    flagged: Flagged
+    n_withheld: int  # row-experts that are not paid
+
+
+@dataclass(slots=True)
+class GuardCounters:
+    """What the guard has done. Written under its lock, read from anywhere."""
+
+    n_replies: int = 0
+    n_confirmed_pairs: int = 0  # before use
+    n_sampled_replies: int = 0
+    n_audited_pairs: int = 0  # after use
+    n_lies: int = 0
+    check_cpu_s: float = 0.0  # CPU time of the threads that recomputed
+
+
+class WorkGuard:
+    """One for a backbone process; shared by all its dispatchers. `close` it when they are gone."""
+
+    def __init__(
+        self,
+        store: ExpertStore,
+        transport: Transport,
+        *,
+        key: bytes,
+        policy: TrustPolicy | None = None,
+        is_strict: bool = False,
+        keeper: TrustKeeper | None = None,
+        on_lie: Callable[[Lie], None] = lambda lie: None,
+        reply_format: ReplyFormat = ReplyFormat.F32,
+        node_of: Callable[[str], str] = lambda worker_id: worker_id,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        """`key` are 32 secret bytes; `is_strict` confirms every answer before use, whoever gave it.
+
+        `on_lie` is called by the thread that found the lie; it must not block. `node_of` says which node a transport's
+        worker is: trust, receipts and evidence are the node's. `now` gives unix seconds.
+        """
+        self.book = TrustBook(policy or TrustPolicy(), keeper or Forgetful())
+        self.receipts = ReceiptBook(store.card.fingerprint)
+        self.exposures = ExposureBook()
+        self.counters = GuardCounters()
+        self.reply_format = reply_format
+        self._transport = transport
+        self._judge = Judge(store, reply_format)
+        self._draws = SecretDraws(key)
+        self._replays = ReplayMemory()
+        self._is_strict = is_strict
+        self._on_lie = on_lie
+        self._node_of = node_of
+        self._now = now
+        self._lock = threading.Lock()
+        self._audits = Background("kvasir-audit", MAX_SAMPLES_WAITING)
+        self._desk = EntryDesk(store, transport, self.book, self._draws, reply_format, self._judge_entry, node_of)
+
+    def close(self) -> None:
+        """Finish what waits, settle all receipts and save what is known; the receipts can still be drained after.
+
+        A keeper that fails is logged, no more: `book.save` before this tells who wants to know.
+        """
+        self._audits.close()
+        self.receipts.give_up(self._now())
+        self._desk.save_soon()
+        self._desk.close()
+
+    def settle(self) -> None:
+        """Wait until all samples taken so far are checked and all entry tests under way are over."""
+        self._desk.join()
+        self._audits.join()
+
+    def usable(self, live: frozenset[str]) -> frozenset[str]:
+        """The live workers that may serve: tested, and not in quarantine. New ones are tested meanwhile."""
+        return self._desk.admitted(live)
+
+    def receive(self, reply: Reply, request_ids: Iterable[str], must_confirm: Mask | None) -> tuple[Answer, bool]:
+        """The outputs to use in place of a reply's, and whether the worker keeps its credit.
+
+        `request_ids` are those that may use it unconfirmed, `must_confirm` bool [n_pairs] the pairs of strict ones.
+        Values that are not finite, and what the node answered before to another question, are confirmed always. Raises
+        KernelError when our own side cannot compute.
+        """
+        self.counters.n_replies += 1
+        node_id = self._node_of(reply.worker_id)
+        is_odd = self._replays.is_old(node_id, reply) or not np.isfinite(reply.outputs).all()
+        if self._is_strict or is_odd or not self.book.is_proven(node_id):
+            return self._confirm(reply)
+        if must_confirm is not None and must_confirm.any():
+            return self._receive_mixed(reply, request_ids, must_confirm)
+        self.exposures.note(node_id, request_ids)
+        if self.book.state(node_id).quarantined:  # by an audit, a moment ago: too late for that audit to flag this
+            return self._confirm(reply)
+        self._use_unconfirmed(reply)
+        return reply.outputs, True
+
+    def _receive_mixed(self, reply: Reply, request_ids: Iterable[str], must_confirm: Mask) -> tuple[Answer, bool]:
+        """Rows of strict requests beside others: first theirs, then, unless that proved a lie, the rest."""
+        strict, other = (np.flatnonzero(mask).astype(np.int32) for mask in (must_confirm, ~must_confirm))
+        outputs = reply.outputs.copy()
+        outputs[reply.places(strict)], is_right = self._confirm(reply.part(strict))
+        if len(other):
+            outputs[reply.places(other)], is_rest_right = self.receive(reply.part(other), request_ids, None)
+            is_right = is_right and is_rest_right
+        return outputs, is_right
+
+    def note_oddity(self, worker_id: str, what: str) -> None:
+        """An answer came that cannot be an honest worker's but proves nothing: it is watched more closely."""
+        logger.warning("worker %s is in doubt: %s", worker_id, what)
+        self.book.change(self._node_of(worker_id), partial(after_oddity, policy=self.book.policy))
+
+    def _confirm(self, reply: Reply) -> tuple[Answer, bool]:
+        right, is_right = self._check(reply, "confirmation")
+        with self._lock:
+            self.counters.n_confirmed_pairs += reply.n_pairs
+        node_id = self._node_of(reply.worker_id)
+        state = self.book.state(node_id)
+        if is_right and state.quarantined:  # it was under way when the lie was found
+            self.receipts.add_unpaid(node_id, self._work(reply), self._now(), _proven(state.evidence_id))
+        elif is_right:
+            self.receipts.add_verified(node_id, self._work(reply), self._now())
+        return right, is_right
+
+    def _use_unconfirmed(self, reply: Reply) -> None:
+        node_id = self._node_of(reply.worker_id)
+        self.receipts.add_pending(node_id, self._work(reply))
+        share = audit_share(self.book.state(node_id), self.book.policy)
+        if self._draws.unit() >= share:
+            return
+        with self._lock:
+            self.counters.n_sampled_replies += 1
+            number = self.counters.n_sampled_replies
+        self.receipts.cut(node_id, number)
+        sample = reply.part(self._some(reply.n_pairs))
+        if not self._audits.offer(partial(self._audit, sample, number)):
+            self._audit(sample, number)
+
+    def _some(self, n_pairs: int) -> IntArray:
+        if n_pairs <= MAX_SAMPLE_PAIRS:
+            return np.arange(n_pairs, dtype=np.int32)
+        chosen = self._draws.generator().choice(n_pairs, MAX_SAMPLE_PAIRS, replace=False)
+        return np.sort(chosen).astype(np.int32)
+
+    def _audit(self, sample: Reply, number: int) -> None:
+        try:
+            _, is_right = self._check(sample, "audit")
+        except KernelError:
+            logger.exception("our own replica could not check an answer of worker %s", sample.worker_id)
+            return
+        with self._lock:
+            self.counters.n_audited_pairs += sample.n_pairs
+        if is_right:
+            self.receipts.vouch(self._node_of(sample.worker_id), number, self._now())
+
+    def _judge_entry(self, reply: Reply) -> bool:
+        self._replays.is_old(self._node_of(reply.worker_id), reply)  # so that it cannot serve as an answer later
+        return self._check(reply, "entry test")[1]
+
+    def _check(self, reply: Reply, found_by: str) -> tuple[Answer, bool]:
+        """Recompute a reply; trust follows. Returns the right outputs, and whether the reply equals them."""
+        started = time.thread_time()
+        right = self._judge.right_outputs(reply)
+        is_right = not len(self._judge.wrong_pairs(reply, right))
+        of_node = replace(reply, worker_id=self._node_of(reply.worker_id))
+        evidence = None if is_right else self._judge.evidence(of_node, right, found_by, self._now())
+        with self._lock:
+            self.counters.check_cpu_s += time.thread_time() - started
+        if is_right:
+            self.book.change(of_node.worker_id, partial(after_good_check, n_pairs=reply.n_pairs))
+        elif evidence is None:
+            logger.error("our own replica gave two answers for layer %d: nobody is blamed", reply.layer)
+        else:
+            self._convict(evidence, reply.worker_id)
+        return right, is_right
+
+    def _convict(self, evidence: Evidence, worker_id: str) -> None:
+        node_id = evidence.worker_id
+
+        def rule(state: TrustState) -> TrustState:
+            return state if state.quarantined else after_lie(state, evidence.evidence_id)
+
+        before, _ = self.book.change(node_id, rule, evidence)
+        if before.quarantined:
+            return
+        self._desk.expel(node_id)
+        reason = _proven(evidence.evidence_id)
+        n_withheld = self.receipts.withhold(node_id, evidence.at, reason)
+        flagged = self.exposures.flag(node_id, evidence.evidence_id)
+        with self._lock:
+            self.counters.n_lies += 1
+        logger.warning("worker %s is in quarantine: %s, found by %s", node_id, reason, evidence.found_by)
+        self._transport.report(worker_id, reason)
+        self._on_lie(Lie(evidence, flagged, n_withheld))
+        self._desk.save_soon()
+
+    def _work(self, reply: Reply) -> Counter[ExpertRange]:
+        held = self._transport.coverage().held.get(reply.worker_id, ())
+        return work_by_range(held, reply.layer, reply.expert_ids)
+
+
+def _proven(evidence_id: str) -> str:
+    """Why a node is not paid."""
+    return f"a wrong answer was proven (evidence {evidence_id})"
