@@ -18,7 +18,7 @@ from backbone.api_errors import ApiError
 from backbone.api_swarm import swarm
 from backbone.events import Done, Failed
 from backbone.request_record import RequestRecord
-from market.trust_store import lies_since
+from market.nodes.trust_store import lies_since
 
 _ID = re.compile(r"(?:cmpl-|chatcmpl-)?([0-9a-f]{32})")
 

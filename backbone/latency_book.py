@@ -74,7 +74,7 @@ class LatencyBook:
                     self.close(request_id)
 
     def recent(self) -> dict[str, tuple[float, ...]]:
-        """Seconds of the last requests, by name of `market.pulse.LATENCIES`, in the order of their ends."""
+        """Seconds of the last requests, by name of `market.coverage.pulse.LATENCIES`, in the order of their ends."""
         oldest = self._clock() - KEEP_S
         with self._lock:
             kept = [item for item in self._ended if item.at >= oldest]

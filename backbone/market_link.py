@@ -28,7 +28,7 @@ from backbone.receipt_spool import ReceiptSpool
 from backbone.record_keeper import RecordKeeper
 from backbone.service_settings import ServiceSettings
 from backbone.trust_keeper import SqlTrustKeeper, learn
-from market.traffic import TrafficMeter, publish_traffic
+from market.coverage.traffic import TrafficMeter, publish_traffic
 
 logger = logging.getLogger(__name__)
 

@@ -24,8 +24,8 @@ from backbone.engine.trust.book import TrustBook
 from backbone.latency_book import LatencyBook
 from backbone.stream_keys import QUEUE
 from backbone.trust_keeper import is_node
-from market.pulse import Pulse, WorkerPulse, publish_pulse, withdraw_pulse
-from market.throughput import append_work
+from market.coverage.pulse import Pulse, WorkerPulse, publish_pulse, withdraw_pulse
+from market.coverage.throughput import append_work
 
 logger = logging.getLogger(__name__)
 

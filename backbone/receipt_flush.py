@@ -16,9 +16,9 @@ from backbone.engine.trust.receipts import Receipt
 from backbone.receipt_spool import ReceiptSpool
 from backbone.trust_keeper import is_node
 from kvasir.errors import KvasirError
-from market.ledger_entries import LedgerError
-from market.receipts import record as record_in_sql
-from market.work_batch import LONGEST_REASON, WorkBatch, WorkReceipt
+from market.ledger.entries import LedgerError
+from market.ledger.receipts import record as record_in_sql
+from market.ledger.work_batch import LONGEST_REASON, WorkBatch, WorkReceipt
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from market.work_batch import WorkBatch, WorkError
+from market.ledger.work_batch import WorkBatch, WorkError
 
 logger = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from backbone.engine.trust.book import TrustBook
 from backbone.engine.trust.receipts import ReceiptBook
 from backbone.engine.trust.standing import TrustState
 from kvasir.errors import EdgeError
-from market import trust_store
-from market.trust_store import SavedTrust
+from market.nodes import trust_store
+from market.nodes.trust_store import SavedTrust
 
 logger = logging.getLogger(__name__)
 

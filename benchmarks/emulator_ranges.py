@@ -1,7 +1,8 @@
 """Who holds what in an emulated swarm: the market's own rules, asked layer by layer.
 
-Targets follow the measured traffic (`market.targets`), and each worker takes the scarcest range that its share of a
-layer holds (`market.scarcity`). Every worker holds a part of every layer, as none has room for all of a large model.
+Targets follow the measured traffic (`market.coverage.targets`), and each worker takes the scarcest range that its share
+of a layer holds (`market.coverage.scarcity`). Every worker holds a part of every layer, as none has room for all of a
+large model.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from kvasir.experts import ExpertRange
-from market.scarcity import Budget, Counts, choose
-from market.targets import TargetBounds, first_targets, next_targets
+from market.coverage.scarcity import Budget, Counts, choose
+from market.coverage.targets import TargetBounds, first_targets, next_targets
 
 Holdings = dict[str, tuple[ExpertRange, ...]]  # by worker
 

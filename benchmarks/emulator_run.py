@@ -28,7 +28,7 @@ from backbone.engine.swarm.sum_scale import SumScale
 from backbone.engine.swarm.transport import Transport
 from backbone.engine.trust.receipts import TrafficCounter
 from benchmarks.emulator_clock import CpuLoop
-from market.scarcity import Counts
+from market.coverage.scarcity import Counts
 
 PATIENCE_S = 1000.0  # nobody is late in an emulation without losses, however slow it is
 REPLAN_S = 0.5

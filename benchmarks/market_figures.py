@@ -19,14 +19,14 @@ from benchmarks.market_heal import heal
 from benchmarks.market_reference import DictMarket, SqliteMarket
 from benchmarks.market_sandbox import model_file, post, requests_per_s, site_process
 from kvasir.experts import ExpertRange
-from market.coverage import snapshot_of
-from market.coverage_store import CoverageStore
-from market.demand import Demand
-from market.leases import Lease, Volunteer, take_lease
-from market.model_facts import ModelFacts
+from market.coverage.demand import Demand
+from market.coverage.leases import Lease, Volunteer, take_lease
+from market.coverage.model_facts import ModelFacts
+from market.coverage.reading import snapshot_of
+from market.coverage.store import CoverageStore
+from market.coverage.targets import TargetBounds
 from market.service import redis_client
 from market.settings import MarketSettings
-from market.targets import TargetBounds
 from tests.swarm.redis_fixture import running_redis
 
 N_EXPERTS = 64

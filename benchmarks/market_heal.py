@@ -14,9 +14,9 @@ import numpy as np
 from redis import Redis
 
 from kvasir.experts import ExpertRange
-from market.coverage import snapshot_of
-from market.model_facts import ModelFacts
-from market.participation import Participation
+from market.coverage.model_facts import ModelFacts
+from market.coverage.participation import Participation
+from market.coverage.reading import snapshot_of
 from market.schemas import CoverageBody, VolunteerBody
 from market.settings import MarketSettings
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 
 from kvasir.experts import ExpertRange
-from market.demand import layer_json
-from market.model_facts import ModelFacts
-from market.scarcity import Budget, Counts, choose
+from market.coverage.demand import layer_json
+from market.coverage.model_facts import ModelFacts
+from market.coverage.scarcity import Budget, Counts, choose
 
 
 class DictMarket:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.load_model_file import ModelShape, write_sparse_model
-from market.model_facts import ModelFacts, open_model
-from market.tokens import TokenScope, issue
+from market.coverage.model_facts import ModelFacts, open_model
+from market.nodes.tokens import TokenScope, issue
 from tests.site.database import database_at
 
 ROOT = Path(__file__).parents[1]

@@ -19,8 +19,8 @@ from django.conf import settings
 from frontend.live_readings import Readings, read_swarm
 from frontend.live_snapshot import packed, problem_json, snapshot_json
 from market.errors import MarketError
+from market.nodes.trust_store import SavedTrust, trust_of
 from market.service import MarketService, service
-from market.trust_store import SavedTrust, trust_of
 
 GROUP = "live"
 MESSAGE = "live.snapshot"

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from market.coverage import CoverageSnapshot, snapshot_of
-from market.model_facts import ModelFacts
-from market.pulse import Pulse, WorkerPulse, fresh_pulses, joined_workers, pulse_key
+from market.coverage.model_facts import ModelFacts
+from market.coverage.pulse import Pulse, WorkerPulse, fresh_pulses, joined_workers, pulse_key
+from market.coverage.reading import CoverageSnapshot, snapshot_of
+from market.coverage.throughput import Throughput, read_throughput
+from market.coverage.traffic import Traffic, total_traffic, traffic_key
 from market.service import MarketService
-from market.throughput import Throughput, read_throughput
-from market.traffic import Traffic, total_traffic, traffic_key
 
 
 @dataclass(frozen=True, slots=True, eq=False)

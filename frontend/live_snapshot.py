@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from frontend.live_readings import Readings
-from market.coverage import CoverageSnapshot, WorkerCoverage
+from market.coverage.model_facts import ModelFacts
+from market.coverage.pulse import LATENCIES, SOURCES, Pulse, WorkerPulse
+from market.coverage.reading import CoverageSnapshot, WorkerCoverage
+from market.coverage.throughput import SERIES, STEP_S, Throughput
+from market.coverage.traffic import Traffic
 from market.errors import MarketError
-from market.model_facts import ModelFacts
-from market.pulse import LATENCIES, SOURCES, Pulse, WorkerPulse
-from market.throughput import SERIES, STEP_S, Throughput
-from market.traffic import Traffic
-from market.trust_store import SavedTrust
+from market.nodes.trust_store import SavedTrust
 
 VERSION = 1
 MOST_WORKERS = 500

@@ -18,13 +18,13 @@ from redis.exceptions import RedisError
 
 from frontend.live_readings import Readings, read_swarm
 from kvasir.byte_sizes import format_size
+from market.coverage.model_facts import site_model
 from market.errors import MarketError
-from market.model_facts import site_model
-from market.models import NodeToken
+from market.models.nodes import NodeToken
+from market.models.work import NodeTrust
+from market.nodes.tokens import TokenScope
+from market.nodes.trust_store import SavedTrust, evidence_of, trust_of
 from market.service import service
-from market.tokens import TokenScope
-from market.trust_store import SavedTrust, evidence_of, trust_of
-from market.work_models import NodeTrust
 
 NODES_PER_PAGE = 50
 MOST_QUARANTINED = 100

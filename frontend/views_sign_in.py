@@ -16,8 +16,8 @@ from django.shortcuts import render
 from django.views.decorators.cache import never_cache
 from redis.exceptions import RedisError
 
-from market.access import address_of
-from market.rate_limits import Rate
+from market.nodes.access import address_of
+from market.nodes.rate_limits import Rate
 from market.service import service
 
 ATTEMPTS = Rate(per_minute=6, burst=10)  # of an address

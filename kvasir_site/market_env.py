@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 from kvasir.errors import ConfigError
 from kvasir_site.env import env_float, env_int
-from market.rate_limits import Rate
+from market.coverage.targets import TargetBounds
+from market.nodes.rate_limits import Rate
 from market.settings import MarketSettings, Registration
-from market.targets import TargetBounds
 
 
 def market_settings(environ: Mapping[str, str] = os.environ) -> MarketSettings:

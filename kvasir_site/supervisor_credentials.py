@@ -15,8 +15,8 @@ from pathlib import Path
 from backbone import api_keys
 from backbone.api_keys import KeyScope
 from kvasir.errors import ConfigError
-from market import tokens
-from market.tokens import TokenScope
+from market.nodes import tokens
+from market.nodes.tokens import TokenScope
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ from django.contrib import admin
 from django.db import models
 from django.http import HttpRequest
 
-from market.ledger_models import LedgerAccount, LedgerBalance, LedgerEntry, LedgerEvent, RecordedBatch
-from market.models import Account, Invite, NodeToken
-from market.work_models import Evidence, NodeTrust, RateQuote, WorkDay
+from market.models.ledger import LedgerAccount, LedgerBalance, LedgerEntry, LedgerEvent, RecordedBatch
+from market.models.nodes import Account, Invite, NodeToken
+from market.models.work import Evidence, NodeTrust, RateQuote, WorkDay
 
 if TYPE_CHECKING:
     _ModelAdmin = admin.ModelAdmin[Any]

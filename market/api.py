@@ -1,6 +1,7 @@
 """The market's routes and nothing else; `kvasir_site.urls` mounts them at /api/. They are described in docs/market.md.
 
-Who asks was checked by `market.node_auth`; a view calls `market.identity` or `market.participation` and hands on.
+Who asks was checked by `market.nodes.node_auth`; a view calls `market.nodes.identity` or
+`market.coverage.participation` and hands on.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ from django.conf import settings
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from ninja import NinjaAPI
 
-from market import identity, tokens
-from market.access import bearer
 from market.api_errors import handle_all
 from market.errors import MarketError
-from market.node_auth import NodeAuth, charge_address, charge_registration, check_standing
-from market.rewards import Quote
-from market.rewards_api import router as rewards_router
+from market.ledger.rewards import Quote
+from market.ledger.rewards_api import router as rewards_router
+from market.nodes import identity, tokens
+from market.nodes.access import bearer
+from market.nodes.node_auth import NodeAuth, charge_address, charge_registration, check_standing
+from market.nodes.tokens import TokenHolder
 from market.schemas import CoverageBody, RegisterBody, RevokeBody, VolunteerBody
 from market.service import service
-from market.tokens import TokenHolder
 
 node_auth = NodeAuth()
 api = NinjaAPI(

@@ -15,7 +15,7 @@ from ninja.errors import HttpError, ValidationError
 from redis.exceptions import RedisError
 
 from market.errors import MarketError
-from market.tokens import TokenRefusedError
+from market.nodes.tokens import TokenRefusedError
 
 logger = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from django.utils.http import url_has_allowed_host_and_scheme
 from django.views.decorators.http import require_POST
 
 from kvasir.errors import ConfigError
-from market import tokens, trust_store
 from market.errors import MarketError
+from market.nodes import tokens, trust_store
 from market.service import service
 
 

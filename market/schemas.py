@@ -30,7 +30,7 @@ class RevokeBody(Schema):
 
 
 class CoverageBody(Schema):
-    """POST /api/expert-coverage. `segments` is read by `market.segments`."""
+    """POST /api/expert-coverage. `segments` is read by `market.coverage.segments`."""
 
     worker_id: NodeId
     model: Text

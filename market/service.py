@@ -16,14 +16,14 @@ from typing import TypeVar
 from django.conf import settings
 from redis import BlockingConnectionPool, Redis
 
-from market.access import TokenMemory
-from market.coverage_store import Clock, unix_ms
+from market.coverage.model_facts import ModelFacts, site_model
+from market.coverage.participation import Participation
+from market.coverage.store import Clock, unix_ms
 from market.errors import MarketError
-from market.model_facts import ModelFacts, site_model
-from market.participation import Participation
-from market.quotes import record_quote
-from market.rate_limits import RateLimits
-from market.rewards import Quote
+from market.ledger.quotes import record_quote
+from market.ledger.rewards import Quote
+from market.nodes.access import TokenMemory
+from market.nodes.rate_limits import RateLimits
 from market.settings import MarketSettings
 
 N_THREADS = 16

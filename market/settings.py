@@ -10,8 +10,8 @@ from enum import StrEnum
 
 from django.conf import settings
 
-from market.rate_limits import Rate
-from market.targets import TargetBounds
+from market.coverage.targets import TargetBounds
+from market.nodes.rate_limits import Rate
 
 
 class Registration(StrEnum):

@@ -16,7 +16,7 @@ from kvasir.errors import WireError, WireVersionError
 from kvasir.relay.records import MAX_MESSAGE_BYTES, RELAY_EDGE, read_opening, record, relay_welcome
 from kvasir.wire.frames import Hello, Refuse, RefuseCode, Role, clipped
 from kvasir.wire.header import Buffer
-from market.tokens import TokenHolder, TokenRefusedError, TokenScope
+from market.nodes.tokens import TokenHolder, TokenRefusedError, TokenScope
 from relay.hub import POLICY_VIOLATION, Hub
 from relay.outbox import Outbox
 from relay.station import Station

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 
 from kvasir.relay.directory import REFRESH_EVERY_S, FixedDirectory, RelayDirectory, checked_url
 from kvasir.wire.frames import Refuse, RefuseCode, clipped
-from market import tokens
+from market.nodes import tokens
 from relay.application import RelayApplication
 from relay.frame_reader import HAS_FAST_UNMASKING
 from relay.hub import Hub, HubLimits

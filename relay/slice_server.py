@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from urllib.parse import parse_qs
 
 from kvasir.errors import GGUFError, SliceError
-from market.tokens import TokenHolder, TokenRefusedError
+from market.nodes.tokens import TokenHolder, TokenRefusedError
 from relay.slice_digests import DigestBook
 from relay.slice_limits import BusyError, DownloadBook
 from relay.slice_manifests import manifest_answer

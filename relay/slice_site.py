@@ -9,7 +9,7 @@ import time
 
 from django.conf import settings
 
-from market import tokens
+from market.nodes import tokens
 from relay.slice_digests import DigestBook
 from relay.slice_limits import DownloadBook, SliceLimits
 from relay.slice_planning import SliceShelf

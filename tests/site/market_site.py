@@ -14,12 +14,12 @@ from asgiref.sync import sync_to_async
 from django.db import connections
 from django.test import AsyncClient, override_settings
 
-from market.coverage_store import CoverageStore
-from market.model_facts import ModelFacts
-from market.rate_limits import Rate
+from market.coverage.model_facts import ModelFacts
+from market.coverage.store import CoverageStore
+from market.coverage.targets import TargetBounds
+from market.nodes.rate_limits import Rate
 from market.service import MarketService, redis_client, using
 from market.settings import MarketSettings
-from market.targets import TargetBounds
 from tests.site.database import database_at
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from backbone.api_reply_schemas import RequestReply, UsageReply
 from backbone.events import Done, Event, Failed, SwarmShare, Usage
 from backbone.payloads import GenerationRequest
 from backbone.request_record import RequestRecord
-from market.trust_store import SavedTrust, save
+from market.nodes.trust_store import SavedTrust, save
 from tests.site.api_client import Site
 from tests.site.fake_swarm import answer
 from tests.site.ledger_evidence import evidence

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from market import ledger
-from market.ledger_pages import REMEMBERED_S, Leaderboard, top_earners
-from market.models import NodeToken
-from market.receipts import record
-from market.tokens import TokenScope, issue
-from market.work_batch import WorkBatch, WorkReceipt
+from market.ledger import posting as ledger
+from market.ledger.pages import REMEMBERED_S, Leaderboard, top_earners
+from market.ledger.receipts import record
+from market.ledger.work_batch import WorkBatch, WorkReceipt
+from market.models.nodes import NodeToken
+from market.nodes.tokens import TokenScope, issue
 from tests.site.ledger_evidence import DAY_ONE, MODEL
 from tests.site.market_site import MarketSite, market_at
 from tests.swarm.redis_fixture import running_redis

@@ -18,17 +18,17 @@ from django.db import transaction
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from market.append_only import AppendOnlyError
-from market.ledger import balance, post, rebuild_balances, reverse, wrong_balances
-from market.ledger_entries import TREASURY, WITHHELD, EntryType, Event, LedgerError, make_event
-from market.ledger_models import LedgerBalance, LedgerEntry, LedgerEvent
-from market.models import Account
-from market.quotes import quotes_of, record_quote
-from market.receipts import record
-from market.rewards import Quote
-from market.tokens import TokenScope, issue
-from market.work_batch import DAY_S, WorkBatch, WorkReceipt
-from market.work_models import WorkDay
+from market.ledger.append_only import AppendOnlyError
+from market.ledger.entries import TREASURY, WITHHELD, EntryType, Event, LedgerError, make_event
+from market.ledger.posting import balance, post, rebuild_balances, reverse, wrong_balances
+from market.ledger.quotes import quotes_of, record_quote
+from market.ledger.receipts import record
+from market.ledger.rewards import Quote
+from market.ledger.work_batch import DAY_S, WorkBatch, WorkReceipt
+from market.models.ledger import LedgerBalance, LedgerEntry, LedgerEvent
+from market.models.nodes import Account
+from market.models.work import WorkDay
+from market.nodes.tokens import TokenScope, issue
 from tests.site.database import database_at
 
 MODEL = "f" * 64

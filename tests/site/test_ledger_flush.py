@@ -21,12 +21,12 @@ from django.db import OperationalError
 from backbone.engine.trust.receipts import Receipt
 from backbone.receipt_flush import ReceiptFlusher, work_receipts
 from backbone.receipt_spool import ReceiptSpool, SpoolFullError, read_batches
-from market.ledger import balance, wrong_balances
-from market.ledger_entries import WITHHELD, LedgerError
-from market.ledger_models import RecordedBatch
-from market.receipts import record
-from market.tokens import TokenScope, issue
-from market.work_batch import WorkBatch, WorkReceipt
+from market.ledger.entries import WITHHELD, LedgerError
+from market.ledger.posting import balance, wrong_balances
+from market.ledger.receipts import record
+from market.ledger.work_batch import WorkBatch, WorkReceipt
+from market.models.ledger import RecordedBatch
+from market.nodes.tokens import TokenScope, issue
 from tests.site.database import database_at
 
 ROOT = Path(__file__).parents[2]
@@ -215,7 +215,7 @@ CHILD = """
 import sys
 from pathlib import Path
 from backbone.receipt_spool import ReceiptSpool
-from market.work_batch import WorkBatch, WorkReceipt
+from market.ledger.work_batch import WorkBatch, WorkReceipt
 spool = ReceiptSpool(Path(sys.argv[1]), "child")
 for number in range(1, 1_000_000):
     spool.append(WorkBatch(f"child:{number}", (WorkReceipt(sys.argv[2], "f" * 64, 3, 0, 8, 1, 1.7e9),)))

@@ -11,11 +11,11 @@ import pytest
 
 from backbone.engine.trust.standing import TrustState, after_lie
 from backbone.trust_keeper import SqlTrustKeeper
-from market import trust_store
-from market.receipts import record
-from market.tokens import TokenScope, issue
-from market.trust_store import SavedTrust
-from market.work_batch import DAY_S, WorkBatch, WorkReceipt
+from market.ledger.receipts import record
+from market.ledger.work_batch import DAY_S, WorkBatch, WorkReceipt
+from market.nodes import trust_store
+from market.nodes.tokens import TokenScope, issue
+from market.nodes.trust_store import SavedTrust
 from tests.site.ledger_evidence import MODEL, evidence
 from tests.site.market_site import MarketSite, Reply, market_at
 from tests.swarm.redis_fixture import running_redis

@@ -24,9 +24,9 @@ from backbone.engine.trust.standing import TrustPolicy, TrustState, after_good_c
 from backbone.trust_keeper import SqlTrustKeeper, learn
 from kvasir.errors import EdgeError
 from kvasir.experts import ExpertRange
-from market import trust_store
-from market.trust_store import SavedTrust, merge
-from market.work_models import Evidence, NodeTrust
+from market.models.work import Evidence, NodeTrust
+from market.nodes import trust_store
+from market.nodes.trust_store import SavedTrust, merge
 from tests.site.database import database_at
 from tests.site.ledger_evidence import MODEL, evidence
 

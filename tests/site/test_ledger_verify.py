@@ -10,11 +10,11 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection, transaction
 
-from market import ledger_check
-from market.ledger import balance, reverse
-from market.receipts import record
-from market.tokens import TokenScope, issue
-from market.work_batch import WorkBatch, WorkReceipt
+from market.ledger import check as ledger_check
+from market.ledger.posting import balance, reverse
+from market.ledger.receipts import record
+from market.ledger.work_batch import WorkBatch, WorkReceipt
+from market.nodes.tokens import TokenScope, issue
 from tests.site.database import database_at
 
 MODEL = "f" * 64

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from django.db import OperationalError, connection
 
-from market.ledger import balance, wrong_balances
-from market.ledger_entries import Event
-from market.ledger_models import RecordedBatch
-from market.models import Account
-from market.receipts import record
+from market.ledger.entries import Event
+from market.ledger.posting import balance, wrong_balances
+from market.ledger.receipts import record
+from market.ledger.work_batch import DAY_S, WorkBatch, WorkReceipt
+from market.models.ledger import RecordedBatch
+from market.models.nodes import Account
+from market.models.work import WorkDay
+from market.nodes.tokens import TokenScope, issue
 from market.sql_retry import TRIES, in_transaction
-from market.tokens import TokenScope, issue
-from market.work_batch import DAY_S, WorkBatch, WorkReceipt
-from market.work_models import WorkDay
 from tests.site.database import database_at
 
 MODEL = "f" * 64
@@ -73,7 +73,7 @@ def test_a_batch_is_recorded_whole_or_not_at_all(monkeypatch: pytest.MonkeyPatch
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("market.receipts.post", fail)
+        patch.setattr("market.ledger.receipts.post", fail)
         with pytest.raises(KeyboardInterrupt):
             record(batch)
     assert (RecordedBatch.objects.count(), WorkDay.objects.count()) == (0, 0)

@@ -14,13 +14,13 @@ import pytest
 from frontend import live_feed
 from frontend.live_feed import LiveFeed
 from frontend.live_snapshot import MOST_WORKERS, percentile, rounded
-from market import trust_store
+from market.coverage.pulse import Pulse, WorkerPulse, publish_pulse
+from market.coverage.throughput import SERIES, append_work
+from market.coverage.traffic import publish_traffic
 from market.errors import MarketError
-from market.pulse import Pulse, WorkerPulse, publish_pulse
+from market.nodes import trust_store
+from market.nodes.trust_store import SavedTrust
 from market.service import MarketService, redis_client, using
-from market.throughput import SERIES, append_work
-from market.traffic import publish_traffic
-from market.trust_store import SavedTrust
 from tests.site.market_site import FACTS, MARKET, MarketSite, market_at
 from tests.swarm.redis_fixture import RedisServer, running_redis
 

@@ -11,10 +11,10 @@ import pytest
 from kvasir.errors import ConfigError
 from kvasir_site.market_env import market_settings
 from market.api import api
-from market.leases import Refusal
+from market.coverage.leases import Refusal
+from market.coverage.targets import TargetBounds
 from market.schemas import CoverageBody, RegisterBody, RevokeBody, VolunteerBody
 from market.settings import MarketSettings, Registration
-from market.targets import TargetBounds
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "market.md").read_text()

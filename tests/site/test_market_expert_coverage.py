@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from market.coverage import snapshot_of
-from market.work_models import NodeTrust
+from market.coverage.reading import snapshot_of
+from market.models.work import NodeTrust
 from tests.site.market_site import MARKET, MarketSite, market_at
 from tests.swarm.redis_fixture import running_redis
 

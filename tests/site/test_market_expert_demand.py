@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from market.demand import layer_json
+from market.coverage.demand import layer_json
 from tests.site.market_site import FACTS, MarketSite, market_at
 from tests.swarm.redis_fixture import running_redis
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from django.test import override_settings
 
-from market.coverage import snapshot_of
-from market.participation import rate_microcredits
-from market.quotes import quotes_of, record_quote
-from market.rewards import Quote
-from market.tokens import TokenScope, issue
+from market.coverage.participation import rate_microcredits
+from market.coverage.reading import snapshot_of
+from market.ledger.quotes import quotes_of, record_quote
+from market.ledger.rewards import Quote
+from market.nodes.tokens import TokenScope, issue
 from tests.site.market_site import FACTS, MARKET, MarketSite, Reply, market_at
 from tests.swarm.redis_fixture import running_redis
 

@@ -14,11 +14,11 @@ from django.db import connection
 from django.utils import timezone
 
 from kvasir.errors import ConfigError
-from market.identity import issue_invite
-from market.models import Account, Invite, NodeToken
-from market.rate_limits import Rate, client_address, network_of
+from market.models.nodes import Account, Invite, NodeToken
+from market.nodes.identity import issue_invite
+from market.nodes.rate_limits import Rate, client_address, network_of
+from market.nodes.tokens import TokenScope, issue
 from market.settings import Registration
-from market.tokens import TokenScope, issue
 from tests.site.market_site import MARKET, MarketSite, market_at
 from tests.swarm.redis_fixture import running_redis
 

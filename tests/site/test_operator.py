@@ -10,11 +10,11 @@ from django.contrib import admin
 from django.contrib.auth.models import User
 from django.test import Client
 
-from market import tokens, trust_store
-from market.coverage import snapshot_of
-from market.models import NodeToken
+from market.coverage.reading import snapshot_of
+from market.models.nodes import NodeToken
+from market.nodes import tokens, trust_store
+from market.nodes.trust_store import SavedTrust
 from market.service import MarketService, redis_client, using
-from market.trust_store import SavedTrust
 from tests.site.market_site import FACTS, MARKET, MarketSite, market_at
 from tests.swarm.redis_fixture import RedisServer, running_redis
 

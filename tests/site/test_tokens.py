@@ -15,8 +15,8 @@ from django.db import connection
 from django.utils import timezone
 
 from kvasir.errors import ConfigError
-from market.models import NodeToken
-from market.tokens import TokenRefusedError, TokenScope, check, ended, issue, revoke
+from market.models.nodes import NodeToken
+from market.nodes.tokens import TokenRefusedError, TokenScope, check, ended, issue, revoke
 from tests.site.database import database_at
 
 

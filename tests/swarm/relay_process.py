@@ -24,7 +24,7 @@ from kvasir.relay.records import MAX_MESSAGE_BYTES, RECORD, RELAY_EDGE, opening_
 from kvasir.wire.codec import decode
 from kvasir.wire.frames import Fault, Frame, Hello, Refuse, Role, Welcome
 from kvasir.wire.header import HEADER, MAGIC, VERSION, Kind, WireType
-from market.tokens import TokenScope, issue
+from market.nodes.tokens import TokenScope, issue
 from tests.site.database import database_at
 
 ROOT = Path(__file__).parents[2]

@@ -25,8 +25,8 @@ from backbone.management.generation import generate
 from backbone.market_link import MarketLink
 from backbone.service_settings import ServiceSettings
 from kvasir.worker.serving.holdings import open_holdings
-from market.identity import account_of, register
-from market.rewards_report import Asker, Page, rewards
+from market.ledger.rewards_report import Asker, Page, rewards
+from market.nodes.identity import account_of, register
 from market.settings import MarketSettings
 from tests.oracles.tiny_gguf import TinyModel, write_tiny
 from tests.site.database import database_at

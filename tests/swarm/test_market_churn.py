@@ -32,10 +32,10 @@ from kvasir.gguf.index import GGUFIndex
 from kvasir.slicing.budget import WORKER_OVERHEAD_BYTES
 from kvasir.slicing.model_card import ModelCard
 from kvasir_site.local_workers import LocalWorker
-from market.ledger import balance
-from market.models import NodeToken
-from market.tokens import TokenScope, issue
-from market.work_models import WorkDay
+from market.ledger.posting import balance
+from market.models.nodes import NodeToken
+from market.models.work import WorkDay
+from market.nodes.tokens import TokenScope, issue
 from tests.site.database import database_at
 from tests.swarm.backbone_service import MODEL, NEVER_ENDING, ROOT, backbones, write_model
 from tests.swarm.redis_fixture import running_redis

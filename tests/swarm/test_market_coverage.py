@@ -19,15 +19,15 @@ from redis import BlockingConnectionPool, Redis
 
 from kvasir.experts import ExpertRange
 from kvasir.slicing.expert_ranges import merge_ranges
-from market.coverage import announce_shape, snapshot, snapshot_of
-from market.coverage_codec import coverage_key, coverage_keys
-from market.coverage_store import CoverageStore, TooManyPledgesError, unix_ms
-from market.leases import Lease, NoLease, Refusal, Volunteer, take_lease
-from market.model_facts import ModelFacts
-from market.target_store import refresh_targets
-from market.targets import TargetBounds
-from market.traffic import publish_traffic, traffic_key
-from market.upkeep import Upkeep
+from market.coverage.codec import coverage_key, coverage_keys
+from market.coverage.leases import Lease, NoLease, Refusal, Volunteer, take_lease
+from market.coverage.model_facts import ModelFacts
+from market.coverage.reading import announce_shape, snapshot, snapshot_of
+from market.coverage.store import CoverageStore, TooManyPledgesError, unix_ms
+from market.coverage.target_store import refresh_targets
+from market.coverage.targets import TargetBounds
+from market.coverage.traffic import publish_traffic, traffic_key
+from market.coverage.upkeep import Upkeep
 from tests.swarm.redis_fixture import running_redis
 
 BOUNDS = TargetBounds(2, 5)

@@ -13,8 +13,8 @@ from kvasir.relay.records import MAX_MESSAGE_BYTES, MAX_OPENING_BYTES, RECORD_BY
 from kvasir.wire.codec import encode, join
 from kvasir.wire.frames import Fault, FaultCode, Ping, Pong, RefuseCode, Role
 from kvasir.wire.header import MAX_PAYLOAD_BYTES, Kind
-from market.models import NodeToken
-from market.tokens import TokenScope, issue, revoke
+from market.models.nodes import NodeToken
+from market.nodes.tokens import TokenScope, issue, revoke
 from tests.site.database import database_at
 from tests.swarm.relay_process import (
     MODEL,

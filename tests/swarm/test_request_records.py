@@ -34,7 +34,7 @@ from backbone.stream_keys import RECORD_KEEP_S, RECORDS, TRACE_KEEP_S, record_ke
 from kvasir.gguf.index import GGUFIndex
 from kvasir.slicing.model_card import ModelCard
 from kvasir.worker.serving.holdings import open_holdings
-from market.traffic import total_traffic, traffic_key
+from market.coverage.traffic import total_traffic, traffic_key
 from tests.site.database import database_at
 from tests.swarm.backbone_service import MODEL, completion, write_model
 from tests.swarm.liars import EveryNth

@@ -22,9 +22,9 @@ from backbone.market_link import MarketLink
 from backbone.service_settings import ServiceSettings
 from kvasir.relay.directory import FixedDirectory
 from kvasir.wire.frames import Role
-from market.ledger import balance
-from market.trust_store import load
-from market.work_models import WorkDay
+from market.ledger.posting import balance
+from market.models.work import WorkDay
+from market.nodes.trust_store import load
 from tests.oracles.tiny_gguf import TinyModel, write_tiny
 from tests.site.database import database_at
 from tests.swarm.join_process import join_process

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 from redis import Redis
 
-from market.pulse import Pulse, fresh_pulses, publish_pulse, pulse_key, withdraw_pulse
-from market.throughput import KEEP_S, N_STEPS, STEP_S, append_work, read_throughput, throughput_key
+from market.coverage.pulse import Pulse, fresh_pulses, publish_pulse, pulse_key, withdraw_pulse
+from market.coverage.throughput import KEEP_S, N_STEPS, STEP_S, append_work, read_throughput, throughput_key
 from tests.swarm.redis_fixture import RedisServer, running_redis
 
 MODEL = "f" * 64

@@ -17,7 +17,7 @@ from kvasir.slicing.slices import plan_slice
 from kvasir.worker.slices.download import Patience
 from kvasir.worker.slices.http import make_client
 from kvasir.worker.slices.store import SliceOffer, SliceStore, StoreOptions
-from market.tokens import TokenHolder, TokenRefusedError, TokenScope
+from market.nodes.tokens import TokenHolder, TokenRefusedError, TokenScope
 from relay.slice_digests import DigestBook
 from relay.slice_limits import DownloadBook, SliceLimits
 from relay.slice_planning import SliceShelf

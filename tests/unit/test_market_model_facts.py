@@ -12,10 +12,10 @@ from gguf import GGMLQuantizationType as QuantType
 
 from kvasir.experts import ExpertRange
 from kvasir.slicing.slices import plan_slice
+from market.coverage.model_facts import ModelFacts, open_model, site_model
+from market.coverage.scarcity import Budget, choose
+from market.coverage.targets import TargetBounds, first_targets
 from market.errors import MarketError
-from market.model_facts import ModelFacts, open_model, site_model
-from market.scarcity import Budget, choose
-from market.targets import TargetBounds, first_targets
 from tests.unit.moe_files import ModelSpec, write_model
 
 SPEC = ModelSpec(

@@ -14,7 +14,7 @@ from backbone.engine.serving.shares import Shares
 from backbone.latency_book import KEEP_S, MOST_REQUESTS, LatencyBook
 from backbone.pulse_keeper import WorkMeter
 from kvasir.errors import WireError
-from market.pulse import FRESH_S, Pulse, WorkerPulse, fresh_pulses, joined_workers, pack_pulse, unpack_pulse
+from market.coverage.pulse import FRESH_S, Pulse, WorkerPulse, fresh_pulses, joined_workers, pack_pulse, unpack_pulse
 
 PULSE = Pulse(
     at_s=1000.0,

@@ -15,7 +15,7 @@ from kvasir.relay.records import RELAY_EDGE, opening_message, record, record_spa
 from kvasir.wire.codec import decode
 from kvasir.wire.frames import Fault, FaultCode, Frame, Goaway, Hello, Ping, Pong, Refuse, RefuseCode, Role, Welcome
 from kvasir.wire.header import Kind, Limits
-from market.tokens import TokenHolder, TokenRefusedError, TokenScope
+from market.nodes.tokens import TokenHolder, TokenRefusedError, TokenScope
 from relay.application import MAX_STRANGERS, RelayApplication
 from relay.hub import Hub, HubLimits
 from relay.usage import Usage

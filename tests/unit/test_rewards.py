@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from market.ledger_entries import TREASURY, WITHHELD, EntryType, Event, LedgerError, check, make_event, reversal
-from market.rewards import Priced, Quote, events, microcredits_of, price
-from market.work_batch import MOST_ROW_EXPERTS, WorkBatch, WorkError, WorkReceipt
+from market.ledger.entries import TREASURY, WITHHELD, EntryType, Event, LedgerError, check, make_event, reversal
+from market.ledger.rewards import Priced, Quote, events, microcredits_of, price
+from market.ledger.work_batch import MOST_ROW_EXPERTS, WorkBatch, WorkError, WorkReceipt
 
 MODEL = "f" * 64
 WORK = WorkReceipt("n1", MODEL, 3, 0, 8, 100, at=1000.0)

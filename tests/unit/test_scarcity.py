@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from market.scarcity import Budget, Counts, Offer, choose, scarcity_of, smallest_wanted_bytes
+from market.coverage.scarcity import Budget, Counts, Offer, choose, scarcity_of, smallest_wanted_bytes
 
 MARKETS = st.integers(0, 2**32 - 1)
 

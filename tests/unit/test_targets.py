@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvasir.errors import ConfigError, WireError
-from market.targets import (
+from market.coverage.targets import (
     HALF_LIFE_S,
     MARGIN,
     TargetBounds,
@@ -20,7 +20,7 @@ from market.targets import (
     next_targets,
     smoothed,
 )
-from market.traffic import (
+from market.coverage.traffic import (
     FRESH_S,
     METER_HALF_LIFE_S,
     TrafficMeter,

@@ -8,7 +8,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 
 from kvasir.errors import ConfigError
-from market.identity import close_account
+from market.nodes.identity import close_account
 
 
 class Command(BaseCommand):

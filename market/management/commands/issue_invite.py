@@ -8,7 +8,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 
 from kvasir.errors import ConfigError
-from market.identity import issue_invite
+from market.nodes.identity import issue_invite
 
 
 class Command(BaseCommand):

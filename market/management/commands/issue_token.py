@@ -8,7 +8,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 
 from kvasir.errors import ConfigError
-from market.tokens import TokenScope, issue, revoke
+from market.nodes.tokens import TokenScope, issue, revoke
 
 
 class Command(BaseCommand):

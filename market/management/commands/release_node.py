@@ -8,7 +8,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 
 from kvasir.errors import ConfigError
-from market.trust_store import release
+from market.nodes.trust_store import release
 
 
 class Command(BaseCommand):

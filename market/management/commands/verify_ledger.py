@@ -11,8 +11,8 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 from tqdm import tqdm
 
-from market.ledger import rebuild_balances
-from market.ledger_check import LedgerReport, check_ledger, n_events
+from market.ledger.check import LedgerReport, check_ledger, n_events
+from market.ledger.posting import rebuild_balances
 
 
 class Command(BaseCommand):
