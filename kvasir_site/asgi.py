@@ -15,7 +15,7 @@ from django.urls import path  # noqa: E402
 
 from frontend.live_consumer import LiveConsumer  # noqa: E402
 from relay.site import service  # noqa: E402
-from relay.slice_site import with_slices  # noqa: E402
+from relay.slices.site import with_slices  # noqa: E402
 
 # Channels has no types, and Django's path is told of an ASGI application where it knows only views
 sockets = URLRouter(

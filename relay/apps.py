@@ -1,4 +1,4 @@
-"""Django's entry for the relay: its usage records. The sockets themselves are served by `relay.application`."""
+"""Django's entry for the relay: its usage records. The sockets themselves are served by `relay.sockets.application`."""
 
 from __future__ import annotations
 

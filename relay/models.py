@@ -1,4 +1,4 @@
-"""The relay's rows in SQL: one per edge, written when the edge has ended. `relay.usage` writes them."""
+"""The relay's rows in SQL: one per edge, written when the edge has ended. `relay.sockets.usage` writes them."""
 
 from __future__ import annotations
 

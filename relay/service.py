@@ -15,11 +15,11 @@ from collections.abc import Awaitable, Callable
 from kvasir.relay.directory import REFRESH_EVERY_S, FixedDirectory, RelayDirectory, checked_url
 from kvasir.wire.frames import Refuse, RefuseCode, clipped
 from market.nodes import tokens
-from relay.application import RelayApplication
-from relay.frame_reader import HAS_FAST_UNMASKING
-from relay.hub import Hub, HubLimits
+from relay.server.frame_reader import HAS_FAST_UNMASKING
+from relay.sockets.application import RelayApplication
+from relay.sockets.hub import Hub, HubLimits
+from relay.sockets.usage import UsageBook, write_usage
 from relay.sql_thread import SqlThread
-from relay.usage import UsageBook, write_usage
 
 DRAIN_DEADLINE_S = 10.0  # from the goodbye until sockets are closed, answered or not
 LOOK_EVERY_S = 0.05  # while draining

@@ -1,7 +1,7 @@
 """A backbone's edge to one worker over any link: dispatches out, results back, in any order.
 
-`edge` adds TCP to it, `relay.edge` the relay. Every call ends by its deadline; a closed edge fails what is in flight
-at once. It does not decide where a row goes, and it does not compute anything itself.
+`edge` adds TCP to it, `relay.sockets.bridge` the relay. Every call ends by its deadline; a closed edge fails what is in
+flight at once. It does not decide where a row goes, and it does not compute anything itself.
 """
 
 from __future__ import annotations

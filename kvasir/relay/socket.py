@@ -1,7 +1,7 @@
 """One WebSocket to a relay, for either role: opening, records in and out, signs of life.
 
-Backbones (`relay.edge`) and workers (`worker.join`) hold one for each relay. Frames of many edges share it; what has
-gathered while a message leaves goes out as one bundle. Reconnecting is its owner's business.
+Backbones (`relay.sockets.bridge`) and workers (`worker.join`) hold one for each relay. Frames of many edges share it;
+what has gathered while a message leaves goes out as one bundle. Reconnecting is its owner's business.
 """
 
 from __future__ import annotations

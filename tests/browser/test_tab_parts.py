@@ -11,8 +11,8 @@ from kvasir.slicing.manifest import Manifest
 from kvasir.slicing.model_card import ModelCard
 from kvasir.slicing.slice_file import SliceFile
 from kvasir.slicing.slices import parse_ranges, plan_slice
-from relay.slice_manifests import manifest_answer
-from relay.slice_planning import SliceShelf
+from relay.slices.manifests import manifest_answer
+from relay.slices.planning import SliceShelf
 from tests.browser.node_tests import run_node_tests
 from tests.unit.moe_files import ModelSpec, write_model
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from market.nodes.rate_limits import Rate
-from relay.slice_rates import AWAY_S, AddressRates
+from relay.slices.rates import AWAY_S, AddressRates
 from tests.site.market_site import MARKET, market_at
 from tests.swarm.redis_fixture import running_redis
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from relay.serving import serve  # isort: skip
+from relay.server.daphne import serve  # isort: skip
 from typing import Any
 
 PIECES = 256

@@ -18,10 +18,10 @@ from kvasir.worker.slices.download import Patience
 from kvasir.worker.slices.http import make_client
 from kvasir.worker.slices.store import SliceOffer, SliceStore, StoreOptions
 from market.nodes.tokens import TokenHolder, TokenRefusedError, TokenScope
-from relay.slice_digests import DigestBook
-from relay.slice_limits import DownloadBook, SliceLimits
-from relay.slice_planning import SliceShelf
-from relay.slice_server import SliceParts, SliceServer
+from relay.slices.digests import DigestBook
+from relay.slices.limits import DownloadBook, SliceLimits
+from relay.slices.planning import SliceShelf
+from relay.slices.server import SliceParts, SliceServer
 from tests.unit.moe_files import ModelSpec, write_model
 
 TOKEN = "kvs-good"  # noqa: S105 (of no real node)

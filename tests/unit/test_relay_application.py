@@ -16,9 +16,9 @@ from kvasir.wire.codec import decode
 from kvasir.wire.frames import Fault, FaultCode, Frame, Goaway, Hello, Ping, Pong, Refuse, RefuseCode, Role, Welcome
 from kvasir.wire.header import Kind, Limits
 from market.nodes.tokens import TokenHolder, TokenRefusedError, TokenScope
-from relay.application import MAX_STRANGERS, RelayApplication
-from relay.hub import Hub, HubLimits
-from relay.usage import Usage
+from relay.sockets.application import MAX_STRANGERS, RelayApplication
+from relay.sockets.hub import Hub, HubLimits
+from relay.sockets.usage import Usage
 from tests.swarm.relay_process import as_record, frame
 
 MODEL, KERNEL = "ab" * 32, "cd" * 32

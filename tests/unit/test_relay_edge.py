@@ -11,7 +11,7 @@ from kvasir.kernels.api import RowFormat
 from kvasir.wire.codec import encode, join
 from kvasir.wire.frames import Dispatch, SumOrder, SumResult
 from kvasir.wire.header import HEADER, HEADER_BYTES, MAGIC, VERSION, Kind, sums_bytes
-from relay.edge import MAX_NOTICES, EdgeBrokenError, EdgeLedger, FrameFacts, Passage, read_facts
+from relay.sockets.bridge import MAX_NOTICES, EdgeBrokenError, EdgeLedger, FrameFacts, Passage, read_facts
 
 CREDIT = 1000
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from websockets.frames import Frame, Opcode
 
-from relay.frame_reader import FrameReader
-from relay.websocket_server import binary_head
+from relay.server.frame_reader import FrameReader
+from relay.server.websocket_server import binary_head
 
 LIMIT = 200_000
 

@@ -18,13 +18,13 @@ import pytest
 from kvasir.errors import ConfigError
 from kvasir.relay.directory import FixedDirectory, RedisDirectory, checked_url
 from kvasir.wire.header import Buffer
-from relay.edge import Traffic
-from relay.outbox import HIGH_WATER_BYTES, Outbox
-from relay.receive_queue import HIGH_WATER_BYTES as RECEIVE_HIGH
-from relay.receive_queue import LOW_WATER_BYTES, ReceiveQueue
+from relay.server.daphne import check_address
+from relay.server.receive_queue import HIGH_WATER_BYTES as RECEIVE_HIGH
+from relay.server.receive_queue import LOW_WATER_BYTES, ReceiveQueue
 from relay.service import warn_without_unmasking
-from relay.serving import check_address
-from relay.usage import MAX_WAITING, Usage, UsageBook
+from relay.sockets.bridge import Traffic
+from relay.sockets.outbox import HIGH_WATER_BYTES, Outbox
+from relay.sockets.usage import MAX_WAITING, Usage, UsageBook
 
 ROOT = Path(__file__).parents[2]
 

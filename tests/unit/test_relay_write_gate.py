@@ -13,7 +13,7 @@ import pytest
 from twisted.internet.abstract import FileDescriptor
 from twisted.internet.main import CONNECTION_LOST
 
-from relay.write_gate import SMALL_BYTES, WriteGate
+from relay.server.write_gate import SMALL_BYTES, WriteGate
 
 LIMIT = 256 * 1024
 LARGE = random.Random(1).randbytes(6_000_000)

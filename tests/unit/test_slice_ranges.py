@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.slice_ranges import Conditions, Span, Verdict, judge
+from relay.slices.ranges import Conditions, Span, Verdict, judge
 
 ETAG, TOTAL = '"abc"', 1000
 

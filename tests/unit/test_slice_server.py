@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from kvasir.experts import ExpertRange
 from kvasir.gguf.index import GGUFIndex
 from kvasir.slicing.manifest import Manifest
-from relay.slice_limits import BusyError, DownloadBook, SliceLimits, Throttle
-from relay.slice_manifests import part_urls
-from relay.slice_planning import PLANS_KEPT, SliceShelf
-from relay.slice_sending import Exchange
+from relay.slices.limits import BusyError, DownloadBook, SliceLimits, Throttle
+from relay.slices.manifests import part_urls
+from relay.slices.planning import PLANS_KEPT, SliceShelf
+from relay.slices.sending import Exchange
 from tests.unit.moe_files import ModelSpec, write_model
 from tests.unit.slice_site import ORIGIN, RANGES, SITE, TOKEN, Site, make_site
 

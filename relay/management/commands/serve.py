@@ -10,7 +10,7 @@ import sys  # isort: skip
 
 sys.modules.setdefault("OpenSSL", None)  # type: ignore[arg-type]
 
-from relay.serving import serve  # noqa: E402, I001
+from relay.server.daphne import serve  # noqa: E402, I001
 import logging  # noqa: E402
 from argparse import ArgumentParser  # noqa: E402
 from typing import Any  # noqa: E402

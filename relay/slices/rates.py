@@ -1,6 +1,6 @@
 """How often one address may ask the slice server: the market's buckets of addresses, before a token is looked at.
 
-`slice_site` gives it to the server. Slices need no Redis: without it nobody is charged.
+`slices.site` gives it to the server. Slices need no Redis: without it nobody is charged.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from redis.exceptions import RedisError
 from market.errors import MarketError
 from market.nodes.rate_limits import client_address, network_of
 from market.service import service
-from relay.slice_server import Message
+from relay.slices.server import Message
 
 ANSWER_S = 1.0
 AWAY_S = 10.0  # Redis is not asked again for so long when it did not answer

@@ -16,10 +16,10 @@ from kvasir.relay.records import RECORD_BYTES, RELAY_EDGE, record_spans
 from kvasir.wire.codec import decode
 from kvasir.wire.frames import Fault, FaultCode, Goaway, Ping, Pong, Refuse, RefuseCode, Role, clipped
 from kvasir.wire.header import MAX_PAYLOAD_BYTES, Buffer, Kind
-from relay.edge import EdgeBrokenError, EdgeLedger, Passage, read_facts
-from relay.pairing import disagreement, sides, worker_refusal
-from relay.station import Edge, Station
-from relay.usage import Usage
+from relay.sockets.bridge import EdgeBrokenError, EdgeLedger, Passage, read_facts
+from relay.sockets.pairing import disagreement, sides, worker_refusal
+from relay.sockets.station import Edge, Station
+from relay.sockets.usage import Usage
 
 CREDIT_BYTES = 2 * MAX_PAYLOAD_BYTES  # the largest request and the largest answer fit
 LAST_EDGE = 2**32 - 1

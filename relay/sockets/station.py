@@ -14,8 +14,8 @@ from datetime import datetime
 
 from kvasir.relay.records import record
 from kvasir.wire.frames import Frame, Hello
-from relay.edge import EdgeLedger
-from relay.outbox import Outbox
+from relay.sockets.bridge import EdgeLedger
+from relay.sockets.outbox import Outbox
 
 CLOSE_LINGER_S = 2.0  # how long a socket's last records may take to leave
 

@@ -17,9 +17,9 @@ from kvasir.relay.records import MAX_MESSAGE_BYTES, RELAY_EDGE, read_opening, re
 from kvasir.wire.frames import Hello, Refuse, RefuseCode, Role, clipped
 from kvasir.wire.header import Buffer
 from market.nodes.tokens import TokenHolder, TokenRefusedError, TokenScope
-from relay.hub import POLICY_VIOLATION, Hub
-from relay.outbox import Outbox
-from relay.station import Station
+from relay.sockets.hub import POLICY_VIOLATION, Hub
+from relay.sockets.outbox import Outbox
+from relay.sockets.station import Station
 
 HELLO_DEADLINE_S = 5.0
 MAX_STRANGERS = 256  # sockets that have not shown a token yet

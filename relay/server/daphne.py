@@ -6,7 +6,7 @@ The address is tried before anything starts, so that a busy port is one clear se
 from __future__ import annotations
 
 # Twisted's reactor must be chosen before anything imports Twisted
-from relay.websocket_server import RelayServer  # isort: skip
+from relay.server.websocket_server import RelayServer  # isort: skip
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable

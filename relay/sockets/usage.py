@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from relay.edge import Traffic
+from relay.sockets.bridge import Traffic
 
 MAX_WAITING = 10_000  # records that wait for the database; more than these are only in the log
 

@@ -1,7 +1,7 @@
 """The model that this process serves slices of, and plans of slices that were asked for lately.
 
-`slice_server` and the manifests ask it. The model is opened at the first question and again when its file was replaced;
-nothing here reads a weight. Every call may block on the disk: call it from a thread.
+`slices.server` and the manifests ask it. The model is opened at the first question and again when its file was
+replaced; nothing here reads a weight. Every call may block on the disk: call it from a thread.
 """
 
 from __future__ import annotations

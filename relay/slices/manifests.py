@@ -1,6 +1,6 @@
 """What a manifest request is answered: the digests, how the slice is laid out, and where else its bytes may be had.
 
-`slice_server` sends it. `slice` tells size, entity tag, header and the places of the weights, so that a worker can ask
+`slices.server` sends it. `slice` tells size, entity tag, header and the places of the weights, so that a worker can ask
 whether they fit, and fetch and repair any part; `origin` gives the same weights as byte ranges of the model's own files
 on another server, in the same order.
 """
@@ -13,7 +13,7 @@ import re
 from urllib.parse import quote
 
 from kvasir.slicing.manifest import Manifest
-from relay.slice_planning import PlannedSlice
+from relay.slices.planning import PlannedSlice
 
 _PART_NAME = re.compile(r"-\d{5}-of-\d{5}\.gguf$", re.ASCII)
 

@@ -1,6 +1,6 @@
 """How much one node may fetch: downloads at once, and bytes a second over all of them.
 
-`slice_server` holds one book per process; with several web processes each counts for itself. Used on the event loop
+`slices.server` holds one book per process; with several web processes each counts for itself. Used on the event loop
 alone. Nothing here waits: it says for how long to wait.
 """
 

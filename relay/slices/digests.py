@@ -1,7 +1,7 @@
 """SHA-256 of a model's experts: computed once each, by reading, and kept in a directory between starts.
 
-`slice_manifests` asks. One file per layer, in the manifest's own format, under a name that stands for the model's files
-as they are now: after a file was replaced nothing of before is believed. Calls block: make them from threads.
+`slices.manifests` asks. One file per layer, in the manifest's own format, under a name that stands for the model's
+files as they are now: after a file was replaced nothing of before is believed. Calls block: make them from threads.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kvasir.slicing.expert_places import digest_places, expert_places
 from kvasir.slicing.expert_tensors import find_expert_tensors
 from kvasir.slicing.manifest import ExpertDigest, ExpertKey, Manifest
 from kvasir.slicing.slice_plan import SlicePlan
-from relay.slice_planning import OpenModel, PlannedSlice
+from relay.slices.planning import OpenModel, PlannedSlice
 
 log = logging.getLogger(__name__)
 

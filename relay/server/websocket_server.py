@@ -23,10 +23,10 @@ from twisted.internet.main import CONNECTION_DONE, CONNECTION_LOST
 from kvasir.edge.keepalive import KeepAliveAction
 from kvasir.edge.signs_of_life import LOOK_EVERY_S, SignsOfLife
 from kvasir.wire.header import Buffer
-from relay.frame_reader import FrameReader
-from relay.http_responses import BoundedResponses
-from relay.receive_queue import ReceiveQueue
-from relay.write_gate import WriteGate
+from relay.server.frame_reader import FrameReader
+from relay.server.http_responses import BoundedResponses
+from relay.server.receive_queue import ReceiveQueue
+from relay.server.write_gate import WriteGate
 
 SEND_BUFFER_BYTES = 256 * 1024  # what may wait in a socket's transport before senders are held up
 CLOSE_REASON_BYTES = 123  # what a WebSocket close frame has room for

@@ -1,6 +1,6 @@
 """Conditions and byte ranges of HTTP requests (RFC 9110, sections 13 and 14), as pure functions of header texts.
 
-`slice_server` asks here what a request for a slice means. Everything sent has one strong entity tag and no date, so
+`slices.server` asks here what a request for a slice means. Everything sent has one strong entity tag and no date, so
 dates never match. One range is served; of several the whole, which the RFC leaves to the server. What is malformed is
 passed over, as if it had not been sent.
 """

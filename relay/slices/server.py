@@ -20,12 +20,12 @@ from urllib.parse import parse_qs
 
 from kvasir.errors import GGUFError, SliceError
 from market.nodes.tokens import TokenHolder, TokenRefusedError
-from relay.slice_digests import DigestBook
-from relay.slice_limits import BusyError, DownloadBook
-from relay.slice_manifests import manifest_answer
-from relay.slice_planning import PlannedSlice, SliceShelf, UnknownModelError
-from relay.slice_ranges import Conditions, Verdict, judge
-from relay.slice_sending import Exchange, send_slice
+from relay.slices.digests import DigestBook
+from relay.slices.limits import BusyError, DownloadBook
+from relay.slices.manifests import manifest_answer
+from relay.slices.planning import PlannedSlice, SliceShelf, UnknownModelError
+from relay.slices.ranges import Conditions, Verdict, judge
+from relay.slices.sending import Exchange, send_slice
 
 T = TypeVar("T")
 Message = MutableMapping[str, Any]

@@ -10,11 +10,11 @@ import time
 from django.conf import settings
 
 from market.nodes import tokens
-from relay.slice_digests import DigestBook
-from relay.slice_limits import DownloadBook, SliceLimits
-from relay.slice_planning import SliceShelf
-from relay.slice_rates import AddressRates
-from relay.slice_server import Application, SliceParts, SliceServer
+from relay.slices.digests import DigestBook
+from relay.slices.limits import DownloadBook, SliceLimits
+from relay.slices.planning import SliceShelf
+from relay.slices.rates import AddressRates
+from relay.slices.server import Application, SliceParts, SliceServer
 from relay.sql_thread import SqlThread
 
 

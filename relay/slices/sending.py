@@ -15,9 +15,9 @@ from typing import Any
 
 from kvasir.errors import GGUFError
 from kvasir.slicing.slice_plan import SlicePlan
-from relay.slice_limits import DownloadBook, Throttle
-from relay.slice_planning import FileSpan, read_span, segments
-from relay.slice_ranges import Span
+from relay.slices.limits import DownloadBook, Throttle
+from relay.slices.planning import FileSpan, read_span, segments
+from relay.slices.ranges import Span
 
 PIECE_BYTES = 1 << 20  # read and held at once, where files cannot be sent without reading them
 ZERO_COPY_PIECE_BYTES = 64 << 20

@@ -1,0 +1,5 @@
+"""The relay's sockets: pairing, edges between them, and what waits to be sent.
+
+`relay.service` enters by `hub` and `application`.
+It never reads a frame's payload.
+"""
