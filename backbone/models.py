@@ -1,4 +1,4 @@
-"""The API's rows in SQL: keys. `backbone.api_keys` is the only module that reads and writes them.
+"""The API's rows in SQL: keys. `backbone.api.keys.store` is the only module that reads and writes them.
 
 The text of a key is never stored, only its SHA-256.
 """

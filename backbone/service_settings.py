@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from backbone.stream_keys import QUEUE
+from backbone.stream.keys import QUEUE
 
 
 @dataclass(frozen=True, slots=True)

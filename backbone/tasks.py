@@ -18,11 +18,11 @@ from celery import shared_task
 from celery.signals import worker_init, worker_shutdown, worker_shutting_down
 from django.conf import settings
 
-from backbone.stream_keys import QUEUE, TASK
+from backbone.stream.keys import QUEUE, TASK
 from kvasir.errors import ConfigError, KvasirError
 
 if TYPE_CHECKING:
-    from backbone.backbone_process import BackboneProcess
+    from backbone.process.backbone_process import BackboneProcess
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ def load(sender: Any, **_: Any) -> None:
             raise ConfigError(
                 f"the model {settings.KVASIR_SERVICE.model} does not exist: set KVASIR_MODEL to a GGUF file"
             )
-        from backbone.backbone_process import BackboneProcess  # here, so that other workers need no torch
+        from backbone.process.backbone_process import BackboneProcess  # here, so that other workers need no torch
 
         _process = BackboneProcess(settings.KVASIR_SERVICE, settings.CELERY_BROKER_URL, _end_process)
         _process.start()

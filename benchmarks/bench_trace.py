@@ -29,7 +29,7 @@ from backbone.engine.serving.sequence import Sequence as EngineSequence
 from backbone.engine.serving.shares import ShareMeter
 from backbone.engine.serving.token_sources import LastTokens
 from backbone.engine.swarm.transport import Transport
-from backbone.trace_mapping import request_trace
+from backbone.process.trace_mapping import request_trace
 from benchmarks.bench_generate import BATCHES, DEMO_MODEL, N_CTX, story_beginnings
 from benchmarks.exact_sharded import two_workers
 from benchmarks.generate_decode import NEVER

@@ -8,7 +8,7 @@ from __future__ import annotations
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 
-from backbone import api_fallbacks
+from backbone.api import fallbacks as api_fallbacks
 from kvasir_site.page_middleware import is_for_people
 
 

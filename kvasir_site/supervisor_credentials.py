@@ -12,8 +12,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from backbone import api_keys
-from backbone.api_keys import KeyScope
+from backbone.api.keys import store as api_keys
+from backbone.api.keys.store import KeyScope
 from kvasir.errors import ConfigError
 from market.nodes import tokens
 from market.nodes.tokens import TokenScope

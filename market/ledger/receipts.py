@@ -1,7 +1,7 @@
 """Record what backbones settled: a batch of receipts becomes days of work and ledger events in one transaction.
 
-Called by `backbone.receipt_flush`. A batch counts once, whoever sends it, how often, in whatever order batches come.
-Only nodes with a worker's token are paid; receipts of anybody else (workers dialled at an address) are left out.
+Called by `backbone.process.receipt_flush`. A batch counts once, whoever sends it, how often, in whatever order batches
+come. Only nodes with a worker's token are paid; receipts of anybody else (workers dialled at an address) are left out.
 """
 
 from __future__ import annotations

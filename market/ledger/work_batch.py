@@ -1,7 +1,8 @@
 """Receipts on their way from a backbone to the ledger: a batch, its id, and the one JSON line that it is written as.
 
-Made by `backbone.receipt_flush`, kept by `backbone.receipt_spool`, recorded by `market.ledger.receipts`. Plain values:
-no Django, no engine. A batch's id never changes, so it can be sent as often as one likes.
+Made by `backbone.process.receipt_flush`, kept by `backbone.process.receipt_spool`, recorded by
+`market.ledger.receipts`. Plain values: no Django, no engine. A batch's id never changes, so it can be sent as often as
+one likes.
 """
 
 from __future__ import annotations

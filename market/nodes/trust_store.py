@@ -1,6 +1,6 @@
 """What backbones know of nodes' honesty, kept in SQL between their restarts, and the evidence behind it.
 
-`backbone.trust_keeper` loads and saves for the engine; GET /api/rewards shows it to owners; an operator ends a
+`backbone.process.trust_keeper` loads and saves for the engine; GET /api/rewards shows it to owners; an operator ends a
 quarantine with `release`. Several backbones may save the same node: a proven lie is never forgotten because another
 backbone had not heard of it. Functions block on SQL and raise django.db.Error.
 """

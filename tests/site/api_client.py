@@ -15,9 +15,9 @@ from django.db import connections
 from django.http import HttpResponse, StreamingHttpResponse
 from django.test import AsyncClient, override_settings
 
-from backbone import api_auth
-from backbone.api_keys import KeyScope, issue
-from backbone.api_swarm import using
+from backbone.api.keys import auth as api_auth
+from backbone.api.keys.store import KeyScope, issue
+from backbone.api.swarm.world import using
 from tests.site.database import database_at
 from tests.site.fake_swarm import FakeSwarm
 

@@ -14,9 +14,9 @@ from django.db import connection
 from django.test import override_settings
 from django.utils import timezone
 
-from backbone import api_auth
-from backbone.api_keys import KeyHolder, KeyRefusedError, KeyScope, check, issue, revoke
-from backbone.api_limits import Rate, address_bucket, client_address
+from backbone.api.keys import auth as api_auth
+from backbone.api.keys.limits import Rate, address_bucket, client_address
+from backbone.api.keys.store import KeyHolder, KeyRefusedError, KeyScope, check, issue, revoke
 from backbone.models import ApiKey
 from kvasir.errors import ConfigError
 from tests.site.api_client import Reply, Site

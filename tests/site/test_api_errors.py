@@ -12,9 +12,9 @@ import pytest
 from django.test import override_settings
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from backbone.api_schemas import MAX_MESSAGES, MAX_PROMPTS, MAX_STOPS
-from backbone.events import Failed
-from backbone.stream import QueueFull, RedisLost
+from backbone.api.chat.schemas import MAX_MESSAGES, MAX_PROMPTS, MAX_STOPS
+from backbone.stream.client import QueueFull, RedisLost
+from backbone.stream.events import Failed
 from kvasir.errors import RequestError
 from tests.site.api_client import Site
 from tests.site.fake_swarm import MODEL
@@ -270,7 +270,11 @@ def test_a_surprise_is_logged_and_told_without_details(site: Site, caplog: pytes
 
 def test_every_code_is_in_the_documentation() -> None:
     root = Path(__file__).resolve().parents[2]
-    sources = [*root.glob("backbone/api*.py"), root / "backbone/event_mapping.py", *root.glob("backbone/stream*.py")]
+    sources = [
+        *root.glob("backbone/api*.py"),
+        root / "backbone/process/event_mapping.py",
+        *root.glob("backbone/stream*.py"),
+    ]
     codes = {
         code
         for source in sources

@@ -9,10 +9,10 @@ import pytest
 from django.test import override_settings
 from django.utils import timezone
 
-from backbone.api_guests import KEY_MINUTES, OF_ADDRESS, OF_ALL
-from backbone.api_keys import KeyRefusedError, KeyScope, check, issue
-from backbone.api_limits import Rate
-from backbone.api_reply_schemas import GuestKeyReply
+from backbone.api.chat.reply_schemas import GuestKeyReply
+from backbone.api.keys.guests import KEY_MINUTES, OF_ADDRESS, OF_ALL
+from backbone.api.keys.limits import Rate
+from backbone.api.keys.store import KeyRefusedError, KeyScope, check, issue
 from backbone.models import ApiKey
 from tests.site.api_client import Reply, Site
 

@@ -10,8 +10,8 @@ from django.test import override_settings
 from prometheus_client.parser import text_string_to_metric_families
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from backbone.api_keys import KeyScope, issue
-from backbone.events import Event, Failed, Started
+from backbone.api.keys.store import KeyScope, issue
+from backbone.stream.events import Event, Failed, Started
 from tests.site.api_client import Site
 
 COMPLETION = {"model": "demo", "prompt": "Once"}

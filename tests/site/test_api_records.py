@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from backbone.api_keys import KeyScope, issue
-from backbone.api_reply_schemas import RequestReply, UsageReply
-from backbone.events import Done, Event, Failed, SwarmShare, Usage
-from backbone.payloads import GenerationRequest
-from backbone.request_record import RequestRecord
+from backbone.api.chat.reply_schemas import RequestReply, UsageReply
+from backbone.api.keys.store import KeyScope, issue
+from backbone.stream.events import Done, Event, Failed, SwarmShare, Usage
+from backbone.stream.payloads import GenerationRequest
+from backbone.stream.request_record import RequestRecord
 from market.nodes.trust_store import SavedTrust, save
 from tests.site.api_client import Site
 from tests.site.fake_swarm import answer

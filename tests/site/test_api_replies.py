@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from backbone.api_reply_schemas import ChatReply, CompletionReply, ModelList, ModelReply
-from backbone.events import End, Event, Started, Token
-from backbone.payloads import GenerationRequest, RequestKind
+from backbone.api.chat.reply_schemas import ChatReply, CompletionReply, ModelList, ModelReply
+from backbone.stream.events import End, Event, Started, Token
+from backbone.stream.payloads import GenerationRequest, RequestKind
 from tests.site.api_client import Site
 from tests.site.fake_swarm import answer
 

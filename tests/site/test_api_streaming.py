@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from django.http import StreamingHttpResponse
 
-from backbone import api_streaming
-from backbone.api_generation import Generation
-from backbone.api_requests import RequestMaker
-from backbone.api_schemas import CompletionBody
-from backbone.api_streaming import EventStream, StreamWriter, stream_parts
-from backbone.events import Event, Failed, Queued, Started, Token
-from backbone.payloads import GenerationRequest, RequestKind
+from backbone.api.chat import streaming as api_streaming
+from backbone.api.chat.generation import Generation
+from backbone.api.chat.requests import RequestMaker
+from backbone.api.chat.schemas import CompletionBody
+from backbone.api.chat.streaming import EventStream, StreamWriter, stream_parts
+from backbone.stream.events import Event, Failed, Queued, Started, Token
+from backbone.stream.payloads import GenerationRequest, RequestKind
 from tests.site.api_client import Reply, Site
 from tests.site.fake_swarm import answer
 

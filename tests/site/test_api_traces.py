@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import struct
 
-from backbone.api_keys import KeyScope, issue
-from backbone.api_reply_schemas import TraceReply
-from backbone.events import Failed
-from backbone.request_trace import FALLBACK, WORKER, RequestTrace, TraceSource
+from backbone.api.chat.reply_schemas import TraceReply
+from backbone.api.keys.store import KeyScope, issue
+from backbone.stream.events import Failed
+from backbone.stream.request_trace import FALLBACK, WORKER, RequestTrace, TraceSource
 from tests.site.api_client import Site
 from tests.site.test_api_records import ID, record
 

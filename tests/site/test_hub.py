@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from backbone.hub import Hub, HubReference, Listing, choose_files, pull
-from backbone.hub_download import MAX_TRIES, HubFile
+from backbone.model_hub import Hub, HubReference, Listing, choose_files, pull
+from backbone.model_hub_download import MAX_TRIES, HubFile
 from kvasir.errors import ConfigError, DownloadError
 from tests.site.hub_server import COMMIT, REPO, HubState, serve_hub
 

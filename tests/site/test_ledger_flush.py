@@ -19,8 +19,8 @@ import pytest
 from django.db import OperationalError
 
 from backbone.engine.trust.receipts import Receipt
-from backbone.receipt_flush import ReceiptFlusher, work_receipts
-from backbone.receipt_spool import ReceiptSpool, SpoolFullError, read_batches
+from backbone.process.receipt_flush import ReceiptFlusher, work_receipts
+from backbone.process.receipt_spool import ReceiptSpool, SpoolFullError, read_batches
 from market.ledger.entries import WITHHELD, LedgerError
 from market.ledger.posting import balance, wrong_balances
 from market.ledger.receipts import record
@@ -214,7 +214,7 @@ def test_the_thread_flushes_at_the_stop_and_saves_too(tmp_path: Path) -> None:
 CHILD = """
 import sys
 from pathlib import Path
-from backbone.receipt_spool import ReceiptSpool
+from backbone.process.receipt_spool import ReceiptSpool
 from market.ledger.work_batch import WorkBatch, WorkReceipt
 spool = ReceiptSpool(Path(sys.argv[1]), "child")
 for number in range(1, 1_000_000):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from backbone.engine.trust.standing import TrustState, after_lie
-from backbone.trust_keeper import SqlTrustKeeper
+from backbone.process.trust_keeper import SqlTrustKeeper
 from market.ledger.receipts import record
 from market.ledger.work_batch import DAY_S, WorkBatch, WorkReceipt
 from market.nodes import trust_store

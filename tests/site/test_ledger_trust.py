@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from backbone.engine.trust.book import TrustBook, TrustKeeper
 from backbone.engine.trust.receipts import ReceiptBook
 from backbone.engine.trust.standing import TrustPolicy, TrustState, after_good_check, after_lie
-from backbone.trust_keeper import SqlTrustKeeper, learn
+from backbone.process.trust_keeper import SqlTrustKeeper, learn
 from kvasir.errors import EdgeError
 from kvasir.experts import ExpertRange
 from market.models.work import Evidence, NodeTrust

@@ -1,4 +1,4 @@
-"""Real backbone processes for tests: Celery workers over a real Redis, asked through `backbone.stream`."""
+"""Real backbone processes for tests: Celery workers over a real Redis, asked through `backbone.stream.client`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from backbone import stream
-from backbone.events import Event, Token
-from backbone.payloads import GenerationRequest, RequestKind
 from backbone.service_settings import celery_command
-from backbone.stream import StreamSettings
-from backbone.stream_keys import BACKBONES, lease_key
+from backbone.stream import client as stream
+from backbone.stream.client import StreamSettings
+from backbone.stream.events import Event, Token
+from backbone.stream.keys import BACKBONES, lease_key
+from backbone.stream.payloads import GenerationRequest, RequestKind
 from kvasir_site.service_env import service_settings
 from tests.oracles.tiny_gguf import TinyModel, write_tiny
 from tests.oracles.tiny_layout import TinyShape

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-from backbone import stream
-from backbone.api_limits import Rate, take
+from backbone.api.keys.limits import Rate, take
+from backbone.stream import client as stream
 from tests.swarm.redis_fixture import RedisServer, running_redis
 
 T = TypeVar("T")

@@ -14,18 +14,18 @@ import pytest
 from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from backbone import stream_keys as keys
-from backbone.backbone_process import BackboneProcess, redis_connection
-from backbone.cancel_listener import CancelListener
-from backbone.directory import ModelEntry
 from backbone.engine.sampling.choice import Sampled, TokenLogprob
 from backbone.engine.serving.jobs import NewToken
-from backbone.event_writer import EventWriter
-from backbone.events import Done, End, Event, Failed, Queued, Started, SwarmShare, Token, Usage, event_from_json
-from backbone.heartbeat import Heartbeat
-from backbone.payloads import GenerationRequest
-from backbone.request_claim import Claim, claim, refuse_redelivery
+from backbone.process.backbone_process import BackboneProcess, redis_connection
+from backbone.process.cancel_listener import CancelListener
+from backbone.process.event_writer import EventWriter
+from backbone.process.heartbeat import Heartbeat
+from backbone.process.request_claim import Claim, claim, refuse_redelivery
 from backbone.service_settings import ServiceSettings
+from backbone.stream import keys
+from backbone.stream.directory import ModelEntry
+from backbone.stream.events import Done, End, Event, Failed, Queued, Started, SwarmShare, Token, Usage, event_from_json
+from backbone.stream.payloads import GenerationRequest
 from kvasir.errors import ConfigError
 from tests.swarm.backbone_service import MODEL, completion, endless, write_model
 from tests.swarm.redis_fixture import RedisServer, running_redis
@@ -120,7 +120,7 @@ def test_what_piles_up_is_one_write(redis: Redis) -> None:
 
 def test_a_stream_keeps_no_more_than_its_bound(redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     """Redis drops the oldest in whole nodes of 100 entries, so up to one node more than the bound stays."""
-    monkeypatch.setattr("backbone.event_writer.MAX_EVENTS", 100)
+    monkeypatch.setattr("backbone.process.event_writer.MAX_EVENTS", 100)
     request_id = new_id()
     writing = writer(redis, [])
     writing.open(request_id, 60.0)

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from backbone import stream
-from backbone.directory import backbone_stats, models
 from backbone.engine.sampling.params import SamplingParams
 from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.swarm.transport import NoWorkers
-from backbone.events import Done, End, Event, Failed, Queued, Started, Token
 from backbone.management.generation import generate
-from backbone.payloads import GenerationRequest, RequestKind
+from backbone.stream import client as stream
+from backbone.stream.directory import backbone_stats, models
+from backbone.stream.events import Done, End, Event, Failed, Queued, Started, Token
+from backbone.stream.payloads import GenerationRequest, RequestKind
 from kvasir.worker.serving.holdings import open_holdings
 from tests.swarm.backbone_service import (
     MODEL,

@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 from django.core.management import call_command
 
-from backbone import market_link
-from backbone.backbone_process import redis_connection
 from backbone.engine.sampling.params import SamplingParams
 from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.swarm.edge_pool import EdgePool
@@ -22,7 +20,9 @@ from backbone.engine.trust.guard import WorkGuard
 from backbone.engine.trust.receipts import UNCHECKED
 from backbone.engine.trust.standing import TrustPolicy
 from backbone.management.generation import generate
-from backbone.market_link import MarketLink
+from backbone.process import market_link
+from backbone.process.backbone_process import redis_connection
+from backbone.process.market_link import MarketLink
 from backbone.service_settings import ServiceSettings
 from kvasir.worker.serving.holdings import open_holdings
 from market.ledger.rewards_report import Asker, Page, rewards

@@ -18,9 +18,9 @@ from backbone.engine.sampling.params import SamplingParams
 from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.swarm.transport import NoWorkers
 from backbone.engine.text.chat_template import ChatTemplate
-from backbone.events import Failed, event_from_json
 from backbone.management.generation import generate
-from backbone.stream_keys import EVENT_FIELD, stream_key
+from backbone.stream.events import Failed, event_from_json
+from backbone.stream.keys import EVENT_FIELD, stream_key
 from tests.swarm.backbone_service import MODEL, NEVER_ENDING, backbones, write_model
 from tests.swarm.redis_fixture import RedisServer, running_redis
 from tests.swarm.web_process import WebProcess, web_process

@@ -16,21 +16,21 @@ import pytest
 from redis import Redis
 from redis.asyncio import Redis as AsyncRedis
 
-from backbone import market_link
-from backbone.backbone_process import BackboneProcess, redis_connection
 from backbone.engine.dispatch.dispatcher import Served
 from backbone.engine.serving.token_sources import LastTokens, SourceTable, TokenTrace, sources_of_rows
 from backbone.engine.trust.exposure import ExposureBook, Flagged
 from backbone.engine.trust.guard import WorkGuard
 from backbone.engine.trust.standing import TrustPolicy
-from backbone.event_mapping import MAX_NAMED, OPERATORS
-from backbone.events import Done, Event, Failed, Started, SwarmShare, Usage, event_from_json
-from backbone.payloads import GenerationRequest
-from backbone.record_keeper import RecordKeeper
-from backbone.request_record import RequestRecord, read_record
-from backbone.request_trace import WORKER, RequestTrace, TraceSource, read_trace
+from backbone.process import market_link
+from backbone.process.backbone_process import BackboneProcess, redis_connection
+from backbone.process.event_mapping import MAX_NAMED, OPERATORS
+from backbone.process.record_keeper import RecordKeeper
 from backbone.service_settings import ServiceSettings
-from backbone.stream_keys import RECORD_KEEP_S, RECORDS, TRACE_KEEP_S, record_key, stream_key, trace_key
+from backbone.stream.events import Done, Event, Failed, Started, SwarmShare, Usage, event_from_json
+from backbone.stream.keys import RECORD_KEEP_S, RECORDS, TRACE_KEEP_S, record_key, stream_key, trace_key
+from backbone.stream.payloads import GenerationRequest
+from backbone.stream.request_record import RequestRecord, read_record
+from backbone.stream.request_trace import WORKER, RequestTrace, TraceSource, read_trace
 from kvasir.gguf.index import GGUFIndex
 from kvasir.slicing.model_card import ModelCard
 from kvasir.worker.serving.holdings import open_holdings

@@ -12,12 +12,11 @@ from typing import Any, TypeVar
 import pytest
 from redis.asyncio import Redis
 
-from backbone import stream
-from backbone.directory import ModelEntry, backbone_stats, models
-from backbone.events import Done, Event, Failed, Queued, SwarmShare, Token, Usage, event_to_json
-from backbone.payloads import GenerationRequest, RequestKind
-from backbone.stream import StreamSettings
-from backbone.stream_keys import (
+from backbone.stream import client as stream
+from backbone.stream.client import StreamSettings
+from backbone.stream.directory import ModelEntry, backbone_stats, models
+from backbone.stream.events import Done, Event, Failed, Queued, SwarmShare, Token, Usage, event_to_json
+from backbone.stream.keys import (
     BACKBONES,
     CANCEL_CHANNEL,
     MODEL_NAMES,
@@ -31,8 +30,9 @@ from backbone.stream_keys import (
     stats_key,
     stream_key,
 )
-from backbone.stream_reader import StreamReader
-from backbone.stream_silence import ReadLimits
+from backbone.stream.payloads import GenerationRequest, RequestKind
+from backbone.stream.reader import StreamReader
+from backbone.stream.silence import ReadLimits
 from tests.swarm.redis_fixture import RedisServer, running_redis
 
 T = TypeVar("T")

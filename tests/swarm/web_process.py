@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from backbone.api_keys import KeyScope, issue
+from backbone.api.keys.store import KeyScope, issue
 from tests.site.database import database_at
 from tests.swarm.redis_fixture import RedisServer
 

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from backbone import api_schemas
-from backbone.api_requests import RequestMaker
-from backbone.api_schemas import MAX_MESSAGES, MAX_PROMPTS, ChatBody, CompletionBody
+from backbone.api.chat import schemas as api_schemas
+from backbone.api.chat.requests import RequestMaker
+from backbone.api.chat.schemas import MAX_MESSAGES, MAX_PROMPTS, ChatBody, CompletionBody
 from backbone.engine.sampling import params as sampling_params
 from backbone.engine.sampling.params import SamplingParams
-from backbone.payloads import MAX_CHOICES, MAX_REQUEST_CHARS, SAMPLING_FIELDS
+from backbone.stream.payloads import MAX_CHOICES, MAX_REQUEST_CHARS, SAMPLING_FIELDS
 from kvasir.errors import RequestError
 
 VALUES: dict[str, list[Any]] = {

@@ -23,7 +23,7 @@ from backbone.engine.sampling.params import SamplingParams
 from backbone.engine.serving.draft_sources import TRY_EVERY, DraftSources
 from backbone.engine.serving.sequence import Sequence
 from backbone.engine.text.tokenizer import Tokenizer
-from backbone.served_model import open_model
+from backbone.process.served_model import open_model
 from backbone.service_settings import ServiceSettings
 from kvasir.errors import ConfigError
 from kvasir.gguf.index import GGUFIndex

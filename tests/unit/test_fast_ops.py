@@ -18,7 +18,7 @@ from backbone.engine.ops.stable_ops import StableOps
 from backbone.engine.ops.torch_ops import TorchOps
 from backbone.engine.serving.loaded_model import Dense, LoadedModel, make_ops
 from backbone.engine.serving.sum_calibration import sum_scale_of
-from backbone.served_model import directory_entry, open_model
+from backbone.process.served_model import directory_entry, open_model
 from backbone.service_settings import ServiceSettings
 from kvasir.byte_sizes import format_size
 from kvasir.experts import WeightMatrix

@@ -22,8 +22,8 @@ from backbone.engine.swarm.expert_store import ExpertStore
 from backbone.engine.swarm.measured import Measured
 from backbone.engine.swarm.reply_format import ReplyFormat
 from backbone.engine.swarm.transport import NoWorkers
-from backbone.request_trace import HOT as HOT_WORD
-from backbone.trace_mapping import request_trace
+from backbone.process.trace_mapping import request_trace
+from backbone.stream.request_trace import HOT as HOT_WORD
 from kvasir.experts import ExpertRange, FloatRows
 from kvasir.kernels.api import EncodedRows, Pairs
 from tests.oracles.tiny_gguf import TinyModel, write_tiny

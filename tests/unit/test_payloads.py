@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backbone.events import (
+from backbone.stream.events import (
     Done,
     End,
     Event,
@@ -25,7 +25,7 @@ from backbone.events import (
     event_to_json,
     is_last,
 )
-from backbone.payloads import MAX_REQUEST_CHARS, GenerationRequest, RequestKind
+from backbone.stream.payloads import MAX_REQUEST_CHARS, GenerationRequest, RequestKind
 from kvasir.errors import RequestError
 
 REQUEST_ID = "0123456789abcdef" * 2

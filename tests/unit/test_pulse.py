@@ -11,8 +11,8 @@ from backbone.engine.dispatch.dispatcher import Served
 from backbone.engine.sampling.choice import Sampled
 from backbone.engine.serving.jobs import Began, Broken, Completed, FailureKind, JobFailure, NewToken
 from backbone.engine.serving.shares import Shares
-from backbone.latency_book import KEEP_S, MOST_REQUESTS, LatencyBook
-from backbone.pulse_keeper import WorkMeter
+from backbone.process.latency_book import KEEP_S, MOST_REQUESTS, LatencyBook
+from backbone.process.pulse_keeper import WorkMeter
 from kvasir.errors import WireError
 from market.coverage.pulse import FRESH_S, Pulse, WorkerPulse, fresh_pulses, joined_workers, pack_pulse, unpack_pulse
 

@@ -24,10 +24,10 @@ from backbone.engine.serving.sequence import FinishReason
 from backbone.engine.serving.service import ServiceClosed
 from backbone.engine.serving.shares import Shares
 from backbone.engine.text.tokenizer import Tokenizer
-from backbone.event_mapping import EventMapper, ModelNotFound, refusal, swarm_share
-from backbone.events import Done, End, Failed, Queued, Started, SwarmShare, Token, TopLogprob, Usage
-from backbone.payloads import GenerationRequest, RequestKind
-from backbone.request_intake import RequestIntake, sampling_params
+from backbone.process.event_mapping import EventMapper, ModelNotFound, refusal, swarm_share
+from backbone.process.request_intake import RequestIntake, sampling_params
+from backbone.stream.events import Done, End, Failed, Queued, Started, SwarmShare, Token, TopLogprob, Usage
+from backbone.stream.payloads import GenerationRequest, RequestKind
 from kvasir.errors import KernelError, RequestError
 from kvasir.gguf.index import GGUFIndex
 from tests.unit.engine_service import tiny_model

@@ -17,7 +17,7 @@ from backbone.engine.serving.scheduler import Chunk
 from backbone.engine.serving.sequence import Sequence
 from backbone.engine.serving.service import ServiceLimits
 from backbone.engine.serving.shares import ShareMeter, Shares
-from backbone.served_model import max_drafts
+from backbone.process.served_model import max_drafts
 from backbone.service_settings import ServiceSettings
 from tests.unit.engine_service import SHAPE, running, single_run, spec, tiny_model
 

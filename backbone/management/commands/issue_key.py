@@ -7,7 +7,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from backbone.api_keys import KeyScope, issue, revoke
+from backbone.api.keys.store import KeyScope, issue, revoke
 from kvasir.errors import ConfigError
 
 

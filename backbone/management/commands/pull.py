@@ -1,4 +1,4 @@
-"""`manage.py pull OWNER/REPO[:QUANT]`: fetch a GGUF model from a hub. Thin: `backbone.hub` does the work."""
+"""`manage.py pull OWNER/REPO[:QUANT]`: fetch a GGUF model from a hub. Thin: `backbone.model_hub` does the work."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from tqdm import tqdm
 
-from backbone.hub import DEFAULT_QUANT, Hub, HubReference, pull
+from backbone.model_hub import DEFAULT_QUANT, Hub, HubReference, pull
 from kvasir.errors import KvasirError
 
 _HELP = """

@@ -1,0 +1,160 @@
+"""From the engine's receipts to the ledger: a thread that drains the book, spools each batch, and has SQL record it.
+
+`backbone_process` starts one. Every PERIOD_S and at the stop: drain, onto the disk, into SQL, off the disk. When SQL is
+away batches wait on the disk; when the disk is full receipts stay summed in the book. Nothing here stops a generation.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Sequence
+
+from django.db import Error, close_old_connections, connection
+
+from backbone.engine.trust.receipts import Receipt
+from backbone.process.receipt_spool import ReceiptSpool
+from backbone.process.trust_keeper import is_node
+from kvasir.errors import KvasirError
+from market.ledger.entries import LedgerError
+from market.ledger.receipts import record as record_in_sql
+from market.ledger.work_batch import LONGEST_REASON, WorkBatch, WorkReceipt
+
+logger = logging.getLogger(__name__)
+
+PERIOD_S = 5.0
+RECEIPTS_PER_BATCH = 2000
+
+
+class ReceiptFlusher:
+    """Owns the spool. `start` it, then `stop` it when the last receipt was written."""
+
+    def __init__(
+        self,
+        backbone_id: str,
+        drain: Callable[[], Sequence[Receipt]],
+        spool: ReceiptSpool,
+        *,
+        also: Sequence[Callable[[], object]] = (),
+        record: Callable[[WorkBatch], object] = record_in_sql,
+        period_s: float = PERIOD_S,
+    ) -> None:
+        """`drain` gives what was settled since its last call; `also` is called each time too, as for saving trust."""
+        self._backbone_id = backbone_id
+        self._drain = drain
+        self._spool = spool
+        self._also = also
+        self._record = record
+        self._period_s = period_s
+        self._n_batches = 0
+        self._unspooled: list[WorkBatch] = []
+        self._unrecorded: list[WorkBatch] = []
+        self._problem = ""
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kvasir-receipts", daemon=True)
+
+    def start(self) -> None:
+        """Begin; the first thing is what earlier processes left behind."""
+        self._thread.start()
+
+    def stop(self, deadline_s: float = 10.0) -> None:
+        """Flush once more and end. What SQL did not take in time stays on the disk for the next start."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join(deadline_s)
+        if not self._thread.is_alive():
+            self._spool.close()
+
+    def flush(self) -> bool:
+        """One round. Says whether SQL has everything. Raises nothing that a full disk or a lost database raises."""
+        problem = "; ".join(filter(None, (self._put_on_disk(), self._put_in_sql())))
+        if problem and problem != self._problem:
+            logger.error("%s; tried again every %g s", problem, self._period_s)
+        elif self._problem and not problem:
+            logger.warning("receipts are recorded again")
+        self._problem = problem
+        return not self._unrecorded and not problem
+
+    def _put_on_disk(self) -> str:
+        """Returns what is wrong, in words, or nothing."""
+        try:
+            self._take()
+            for batch in self._unspooled[:]:
+                self._spool.append(batch)
+                self._unspooled.remove(batch)
+        except OSError as error:
+            return f"receipts cannot be put on the disk: {error}"
+        return ""
+
+    def _put_in_sql(self) -> str:
+        try:
+            self._record_all()
+            self._adopt_orphans()
+        except (Error, OSError) as error:
+            return f"receipts wait for the database: {type(error).__name__}: {error}"
+        return ""
+
+    def _take(self) -> None:
+        """Drain the book, unless something of the last time is not on the disk yet: the book sums, a list grows."""
+        if self._unspooled:
+            return
+        receipts = list(work_receipts(self._drain()))
+        for first in range(0, len(receipts), RECEIPTS_PER_BATCH):
+            self._n_batches += 1
+            part = tuple(receipts[first : first + RECEIPTS_PER_BATCH])
+            batch = WorkBatch(f"{self._backbone_id}:{self._n_batches}", part)
+            self._unspooled.append(batch)
+            self._unrecorded.append(batch)
+
+    def _record_all(self) -> None:
+        while self._unrecorded:
+            batch = self._unrecorded[0]
+            self._record_one(batch)
+            self._unrecorded.pop(0)
+            if batch in self._unspooled:
+                self._unspooled.remove(batch)
+        self._spool.clear()
+
+    def _adopt_orphans(self) -> None:
+        for batches in self._spool.orphans():
+            for batch in batches:
+                self._record_one(batch)
+            if batches:
+                logger.warning("recorded %d batches of receipts that another process left behind", len(batches))
+
+    def _record_one(self, batch: WorkBatch) -> None:
+        try:
+            self._record(batch)
+        except LedgerError as error:
+            logger.error("the ledger refuses batch %s, which is kept beside the spool: %s", batch.batch_id, error)
+            self._spool.refuse(batch, str(error))
+
+    def _run(self) -> None:
+        """The thread."""
+        self._round()
+        while not self._stopping.wait(self._period_s):
+            self._round()
+        self._round()
+        connection.close()
+
+    def _round(self) -> None:
+        close_old_connections()
+        for call in (self.flush, *self._also):
+            try:
+                call()
+            except Exception:  # the loop's top: the next round may do better
+                logger.exception("a flush of receipts failed")
+
+
+def work_receipts(receipts: Iterable[Receipt]) -> Iterable[WorkReceipt]:
+    """The receipts of nodes, as the ledger takes them. Workers at an address are no nodes and are not paid."""
+    for item in receipts:
+        if not is_node(item.node_id):
+            continue
+        reason = "" if item.verified else (item.reason or "not verified")[:LONGEST_REASON]
+        try:
+            yield WorkReceipt(
+                item.node_id, item.fingerprint, item.layer, item.start, item.stop, item.row_experts, item.at, reason
+            )
+        except KvasirError as error:
+            logger.error("a receipt is lost: %s", error)
