@@ -24,7 +24,7 @@ from backbone.engine.trust.standing import TrustPolicy, TrustState
 from backbone.management.generation import Generation, generate
 from kvasir.kernels.registry import kernel_named
 from kvasir.worker.serving.holdings import open_holdings
-from kvasir_site.local_workers import LocalWorker
+from kvasir_site.supervisor.local_workers import LocalWorker
 from tests.swarm.liars import Sometimes
 from tests.swarm.swarm import cut, lying, serving
 

@@ -17,7 +17,7 @@ from backbone.engine.swarm.worker_address import WorkerAddress
 from backbone.management.generation import first_difference, generate
 from kvasir.experts import ExpertRange
 from kvasir.slicing.slices import plan_slice, write_slice
-from kvasir_site.local_workers import LocalWorkers
+from kvasir_site.supervisor.local_workers import LocalWorkers
 
 PROMPTS = ([5, 17, 99, 4, 250, 31, 8], [61, 3], [200, 200, 7])
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6)

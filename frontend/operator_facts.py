@@ -16,7 +16,7 @@ from django.db.models import Q
 from django.utils import timezone
 from redis.exceptions import RedisError
 
-from frontend.live_readings import Readings, read_swarm
+from frontend.live.readings import Readings, read_swarm
 from kvasir.byte_sizes import format_size
 from market.coverage.model_facts import site_model
 from market.errors import MarketError

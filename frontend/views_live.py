@@ -8,7 +8,7 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.views.decorators.http import require_GET
 from redis.exceptions import RedisError
 
-from frontend.live_feed import feed
+from frontend.live.feed import feed
 
 
 @require_GET

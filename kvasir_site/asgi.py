@@ -13,7 +13,7 @@ pages = get_asgi_application()  # sets Django up: what follows may import models
 
 from django.urls import path  # noqa: E402
 
-from frontend.live_consumer import LiveConsumer  # noqa: E402
+from frontend.live.consumer import LiveConsumer  # noqa: E402
 from relay.site import service  # noqa: E402
 from relay.slices.site import with_slices  # noqa: E402
 

@@ -13,10 +13,10 @@ import pytest
 from channels.layers import channel_layers
 from channels.testing import WebsocketCommunicator
 
-from frontend import live_feed
-from frontend.live_consumer import LiveConsumer
-from frontend.live_feed import LiveFeed
-from frontend.live_readings import read_swarm
+from frontend.live import feed as live_feed
+from frontend.live.consumer import LiveConsumer
+from frontend.live.feed import LiveFeed
+from frontend.live.readings import read_swarm
 from kvasir_site.channel_layers import channel_layers as layers_of
 from market.service import MarketService
 from tests.site.market_site import MarketSite, market_at, run

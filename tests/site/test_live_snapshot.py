@@ -11,9 +11,9 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from frontend import live_feed
-from frontend.live_feed import LiveFeed
-from frontend.live_snapshot import MOST_WORKERS, percentile, rounded
+from frontend.live import feed as live_feed
+from frontend.live.feed import LiveFeed
+from frontend.live.snapshot import MOST_WORKERS, percentile, rounded
 from market.coverage.pulse import Pulse, WorkerPulse, publish_pulse
 from market.coverage.throughput import SERIES, append_work
 from market.coverage.traffic import publish_traffic

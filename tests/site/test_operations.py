@@ -34,7 +34,7 @@ class Noting(type(os.environ)):
         return super().get(name, default)
 os.environ.__class__ = Noting
 import kvasir_site.settings
-from kvasir_site.supervisor_settings import UpSettings
+from kvasir_site.supervisor.settings import UpSettings
 UpSettings.from_environ()
 print(json.dumps(sorted(asked)))
 """

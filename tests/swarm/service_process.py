@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from kvasir_site.ports import free_port
+from kvasir_site.supervisor.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 120.0

@@ -24,7 +24,7 @@ from backbone.engine.swarm.transport import NoWorkers
 from backbone.management.generation import Generation, first_difference, generate
 from kvasir.relay.directory import FixedDirectory
 from kvasir.wire.frames import Role
-from kvasir_site.local_slices import share_budget
+from kvasir_site.supervisor.local_slices import share_budget
 from tests.swarm.agent_process import AgentProcess
 from tests.swarm.redis_fixture import running_redis
 from tests.swarm.relay_process import PATIENCE_S, RelayProcess, relay_process

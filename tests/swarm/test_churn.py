@@ -15,7 +15,7 @@ from backbone.engine.swarm.edge_pool import EdgePool
 from backbone.engine.swarm.transport import NoWorkers
 from backbone.engine.swarm.worker_address import WorkerAddress
 from backbone.management.generation import DispatchSettings, Generation, first_difference, generate
-from kvasir_site.local_workers import LocalWorker
+from kvasir_site.supervisor.local_workers import LocalWorker
 from tests.swarm.swarm import cut, even_parts
 
 MODEL = Path(__file__).resolve().parents[2] / "models" / "kvasir-demo-moe.q4_k_m.gguf"

@@ -13,7 +13,7 @@ import pytest
 import websockets
 from websockets.asyncio.client import ClientConnection
 
-from frontend.live_feed import TURN_KEY
+from frontend.live.feed import TURN_KEY
 from tests.swarm.redis_fixture import RedisServer, running_redis
 from tests.swarm.web_process import WebProcess, web_process
 

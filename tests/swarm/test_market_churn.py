@@ -31,7 +31,7 @@ from backbone.management.generation import generate
 from kvasir.gguf.index import GGUFIndex
 from kvasir.slicing.budget import WORKER_OVERHEAD_BYTES
 from kvasir.slicing.model_card import ModelCard
-from kvasir_site.local_workers import LocalWorker
+from kvasir_site.supervisor.local_workers import LocalWorker
 from market.ledger.posting import balance
 from market.models.nodes import NodeToken
 from market.models.work import WorkDay

@@ -22,7 +22,7 @@ from backbone.engine.sampling.params import SamplingParams
 from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.swarm.transport import NoWorkers
 from backbone.management.generation import generate
-from kvasir_site.ports import free_port
+from kvasir_site.supervisor.ports import free_port
 from tests.swarm.service_process import PATIENCE_S, ServiceProcess, service_process
 
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "models" / "kvasir-demo-moe.q4_k_m.gguf"

@@ -10,11 +10,11 @@ import pytest
 import redis
 
 from kvasir.errors import ConfigError
-from kvasir_site.ports import check_port, free_port
-from kvasir_site.redis_server import PrivateRedis, RedisBinary, bundled_binary, find_binary
-from kvasir_site.supervisor import Supervisor
-from kvasir_site.supervisor_child import Child
-from kvasir_site.supervisor_policy import ChildPlan
+from kvasir_site.supervisor.child import Child
+from kvasir_site.supervisor.policy import ChildPlan
+from kvasir_site.supervisor.ports import check_port, free_port
+from kvasir_site.supervisor.redis_server import PrivateRedis, RedisBinary, bundled_binary, find_binary
+from kvasir_site.supervisor.runner import Supervisor
 
 
 def test_the_systems_valkey_comes_first() -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from kvasir_site.supervisor import ServiceFailed, Supervisor
-from kvasir_site.supervisor_child import Child
-from kvasir_site.supervisor_policy import ChildPlan
+from kvasir_site.supervisor.child import Child
+from kvasir_site.supervisor.policy import ChildPlan
+from kvasir_site.supervisor.runner import ServiceFailed, Supervisor
 
 PATIENCE_S = 20.0
 SERVE = "import signal, sys, time; print('serving', flush=True); signal.pause()"

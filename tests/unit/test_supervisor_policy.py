@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvasir_site.supervisor_policy import (
+from kvasir_site.supervisor.policy import (
     FIRST_DELAY_S,
     FORGIVEN_AFTER_S,
     LOGS_SHOWN,

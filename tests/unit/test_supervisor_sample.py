@@ -9,12 +9,12 @@ from typing import Any, cast
 
 import pytest
 
-from kvasir_site import supervisor_service
-from kvasir_site.supervisor import ServiceFailed
-from kvasir_site.supervisor_sample import Sample, SampleRequest
-from kvasir_site.supervisor_service import SAMPLE_TRIES, SamplePlan, ServiceUse
-from kvasir_site.supervisor_settings import UpSettings
-from kvasir_site.supervisor_terminal import Terminal
+from kvasir_site.supervisor import service as supervisor_service
+from kvasir_site.supervisor.runner import ServiceFailed
+from kvasir_site.supervisor.sample import Sample, SampleRequest
+from kvasir_site.supervisor.service import SAMPLE_TRIES, SamplePlan, ServiceUse
+from kvasir_site.supervisor.settings import UpSettings
+from kvasir_site.supervisor.terminal import Terminal
 
 Use = Callable[..., tuple[ServiceUse, list[str], list[int]]]
 

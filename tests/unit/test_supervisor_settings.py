@@ -11,14 +11,14 @@ from kvasir.errors import ConfigError
 from kvasir.gguf.index import GGUFIndex
 from kvasir.slicing.budget import WORKER_OVERHEAD_BYTES, experts_for_budget
 from kvasir.slicing.model_card import ModelCard
-from kvasir_site.local_slices import cut_shares, forget_work, share_budget
-from kvasir_site.redis_server import PrivateRedis, RedisBinary
-from kvasir_site.supervisor_children import Blueprint
-from kvasir_site.supervisor_credentials import Credentials
-from kvasir_site.supervisor_policy import Phase, Start, Supervision
-from kvasir_site.supervisor_settings import UpSettings
-from kvasir_site.supervisor_state import only_one
-from kvasir_site.supervisor_terminal import Terminal
+from kvasir_site.supervisor.children import Blueprint
+from kvasir_site.supervisor.credentials import Credentials
+from kvasir_site.supervisor.local_slices import cut_shares, forget_work, share_budget
+from kvasir_site.supervisor.policy import Phase, Start, Supervision
+from kvasir_site.supervisor.redis_server import PrivateRedis, RedisBinary
+from kvasir_site.supervisor.settings import UpSettings
+from kvasir_site.supervisor.state import only_one
+from kvasir_site.supervisor.terminal import Terminal
 from tests.oracles.tiny_gguf import TinyModel, write_tiny
 
 REDIS = PrivateRedis(RedisBinary(Path("valkey-server"), "a test's"), 6390, "password")

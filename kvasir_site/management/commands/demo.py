@@ -14,8 +14,8 @@ from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
 
 from kvasir.errors import KvasirError
-from kvasir_site.local_slices import cut_shares
-from kvasir_site.local_workers import LocalWorkers
+from kvasir_site.supervisor.local_slices import cut_shares
+from kvasir_site.supervisor.local_workers import LocalWorkers
 
 RUN_DIR = settings.RUN_DIR / "demo"
 

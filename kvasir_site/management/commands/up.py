@@ -15,16 +15,16 @@ from django.db import connections
 
 from backbone.service_settings import celery_command
 from kvasir.errors import KvasirError
-from kvasir_site.local_slices import forget_work, share_budget
-from kvasir_site.ports import check_port, free_port
-from kvasir_site.redis_server import PrivateRedis, find_binary
-from kvasir_site.supervisor import Supervisor
-from kvasir_site.supervisor_children import Blueprint
-from kvasir_site.supervisor_credentials import credentials
-from kvasir_site.supervisor_service import SamplePlan, ServiceUse, new_secret
-from kvasir_site.supervisor_settings import LOOPBACK, UpSettings
-from kvasir_site.supervisor_state import only_one, write_state
-from kvasir_site.supervisor_terminal import Terminal
+from kvasir_site.supervisor.children import Blueprint
+from kvasir_site.supervisor.credentials import credentials
+from kvasir_site.supervisor.local_slices import forget_work, share_budget
+from kvasir_site.supervisor.ports import check_port, free_port
+from kvasir_site.supervisor.redis_server import PrivateRedis, find_binary
+from kvasir_site.supervisor.runner import Supervisor
+from kvasir_site.supervisor.service import SamplePlan, ServiceUse, new_secret
+from kvasir_site.supervisor.settings import LOOPBACK, UpSettings
+from kvasir_site.supervisor.state import only_one, write_state
+from kvasir_site.supervisor.terminal import Terminal
 
 
 class Command(BaseCommand):

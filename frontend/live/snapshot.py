@@ -1,6 +1,6 @@
 """The dashboard's snapshot: what was read of the swarm as one JSON object (docs/dashboard.md), whole every time.
 
-`live_feed` asks for it. Building changes nothing. Nodes are shown by their public ids, never by name or address.
+`live.feed` asks for it. Building changes nothing. Nodes are shown by their public ids, never by name or address.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from frontend.live_readings import Readings
+from frontend.live.readings import Readings
 from market.coverage.model_facts import ModelFacts
 from market.coverage.pulse import LATENCIES, SOURCES, Pulse, WorkerPulse
 from market.coverage.reading import CoverageSnapshot, WorkerCoverage

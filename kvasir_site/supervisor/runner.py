@@ -1,4 +1,4 @@
-"""Runs the children of a service on this machine: carries out what `supervisor_policy` decides.
+"""Runs the children of a service on this machine: carries out what `supervisor.policy` decides.
 
 `manage.py up` gives it the children and a terminal to speak to. It knows no child's business.
 """
@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kvasir.errors import KvasirError
-from kvasir_site.supervisor_child import Child, ChildProcess
-from kvasir_site.supervisor_policy import Action, Ask, GiveUp, Kill, Phase, Say, Start, Supervision
+from kvasir_site.supervisor.child import Child, ChildProcess
+from kvasir_site.supervisor.policy import Action, Ask, GiveUp, Kill, Phase, Say, Start, Supervision
 
 LOOK_EVERY_S = 0.05
 

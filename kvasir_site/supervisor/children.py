@@ -1,6 +1,6 @@
 """The children of a service on this machine: commands, environments, who needs whom, in which order they stop.
 
-`supervisor_service` gives the result to the supervisor. Nothing here starts anything.
+`supervisor.service` gives the result to the supervisor. Nothing here starts anything.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvasir_site.redis_server import PrivateRedis
-from kvasir_site.supervisor_child import Child
-from kvasir_site.supervisor_credentials import Credentials
-from kvasir_site.supervisor_policy import ChildPlan
-from kvasir_site.supervisor_settings import UpSettings
+from kvasir_site.supervisor.child import Child
+from kvasir_site.supervisor.credentials import Credentials
+from kvasir_site.supervisor.policy import ChildPlan
+from kvasir_site.supervisor.redis_server import PrivateRedis
+from kvasir_site.supervisor.settings import UpSettings
 
 WEB, REDIS = "web", "redis"
 # Answers that are under way are finished first; then nobody needs workers, then nobody sockets, then nobody Redis.

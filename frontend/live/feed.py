@@ -1,6 +1,6 @@
 """Builds snapshots while anybody watches, at most one a second, and sends each to all watchers of the site.
 
-`live_consumer` joins and leaves; `views_live` asks for single ones. With a channel layer in Redis all web processes
+`live.consumer` joins and leaves; `views_live` asks for single ones. With a channel layer in Redis all web processes
 share one feed, and one of them builds; with the layer in memory each builds its own. Without watchers nothing is built.
 """
 
@@ -16,8 +16,8 @@ from asgiref.sync import sync_to_async
 from channels.layers import get_channel_layer
 from django.conf import settings
 
-from frontend.live_readings import Readings, read_swarm
-from frontend.live_snapshot import packed, problem_json, snapshot_json
+from frontend.live.readings import Readings, read_swarm
+from frontend.live.snapshot import packed, problem_json, snapshot_json
 from market.errors import MarketError
 from market.nodes.trust_store import SavedTrust, trust_of
 from market.service import MarketService, service

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from kvasir.errors import KvasirError
-from kvasir_site.supervisor import ServiceFailed, Supervisor
-from kvasir_site.supervisor_sample import Sample, SampleRequest, served_model, wait_for_workers, write_sample
-from kvasir_site.supervisor_settings import UpSettings
-from kvasir_site.supervisor_terminal import Terminal
+from kvasir_site.supervisor.runner import ServiceFailed, Supervisor
+from kvasir_site.supervisor.sample import Sample, SampleRequest, served_model, wait_for_workers, write_sample
+from kvasir_site.supervisor.settings import UpSettings
+from kvasir_site.supervisor.terminal import Terminal
 
 logger = logging.getLogger(__name__)
 
@@ -117,7 +117,7 @@ def check_alone(sample: Sample, plan: SamplePlan) -> None:
     asked = {"model": str(plan.model_path), "prompt": plan.prompt, "sampling": dict(plan.sampling)}
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "kvasir_site.sample_alone"],
+            [sys.executable, "-m", "kvasir_site.supervisor.sample_alone"],
             input=json.dumps(asked), capture_output=True, text=True, timeout=ALONE_DEADLINE_S, check=False,
         )  # fmt: skip
         alone = json.loads(done.stdout) if done.returncode == 0 else None

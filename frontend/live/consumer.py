@@ -11,7 +11,7 @@ from typing import Any
 from channels.generic.websocket import AsyncWebsocketConsumer
 from redis.exceptions import RedisError
 
-from frontend.live_feed import GROUP, feed
+from frontend.live.feed import GROUP, feed
 
 SERVICE_RESTART = 1012
 TRY_AGAIN_LATER = 1013

@@ -1,4 +1,4 @@
-"""Everything that the dashboard shows, read from Redis at one moment. Called by `live_snapshot` on a market's thread.
+"""Everything that the dashboard shows, read from Redis at one moment. Called by `live.snapshot` on a market's thread.
 
 It only reads; it blocks for a few round trips and raises Redis's errors, and MarketError when the site has no model.
 """

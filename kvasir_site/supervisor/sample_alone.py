@@ -1,7 +1,7 @@
 """The sample's text by one process alone, without workers, relay or API: what the service's text must equal.
 
-`manage.py up` runs it as `python -m kvasir_site.sample_alone`, one JSON object on standard input (model: a path,
-prompt, sampling), one on standard output (text, n_tokens).
+`manage.py up` runs it as `python -m kvasir_site.supervisor.sample_alone`, one JSON object on standard input (model: a
+path, prompt, sampling), one on standard output (text, n_tokens).
 """
 
 from __future__ import annotations

@@ -1,0 +1,5 @@
+"""The dashboard's live feed: snapshots of the swarm to all watchers.
+
+`kvasir_site.asgi` enters by `consumer`.
+It never changes the market.
+"""
