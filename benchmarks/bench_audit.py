@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from backbone.engine.trust.standing import TrustPolicy
-from benchmarks.audit_simulated import Detection, simulate
-from benchmarks.audit_swarm import (
+from benchmarks.audit.simulated import Detection, simulate
+from benchmarks.audit.swarm import (
     LyingRun,
     cost_pct,
     cut_halves,

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.exact_demo import WINDOW, DemoFigures, measure_demo
-from benchmarks.exact_logits import (
+from benchmarks.exact.demo import WINDOW, DemoFigures, measure_demo
+from benchmarks.exact.logits import (
     QUANTISED,
     Apart,
     RelativeErrors,
@@ -25,7 +25,7 @@ from benchmarks.exact_logits import (
     float64_decode,
     from_llama_cpp,
 )
-from benchmarks.exact_sharded import is_sharded_identical
+from benchmarks.exact.sharded import is_sharded_identical
 from benchmarks.machine import describe_commit, describe_machine
 from tests.oracles.llama_cpp import LlamaCpp
 from tests.oracles.tiny_layout import ARCHITECTURES, TinyShape

@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.expert_error import Distance, Float64Experts, measure_error
-from benchmarks.expert_model import QUICK, ExpertShape, write_expert_model
-from benchmarks.expert_speed import Speed, measure_speed
-from benchmarks.expert_worker import worker_ratios
+from benchmarks.expert.error import Distance, Float64Experts, measure_error
+from benchmarks.expert.model import QUICK, ExpertShape, write_expert_model
+from benchmarks.expert.speed import Speed, measure_speed
+from benchmarks.expert.worker import worker_ratios
 from benchmarks.machine import describe_commit, describe_machine
 from kvasir.gguf.index import GGUFIndex
 from kvasir.kernels.kx1 import KX1Kernel

@@ -22,11 +22,11 @@ import torch
 from backbone.engine.ops.fast_ops import FastOps
 from backbone.engine.serving.loaded_model import Dense, LoadedModel
 from backbone.engine.swarm.transport import NoWorkers
-from benchmarks.batch_dependence import BatchDependence, batch_dependence
-from benchmarks.generate_decode import decode
 from benchmarks.machine import describe_commit, describe_machine
-from benchmarks.real_shape_model import QUICK as QUICK_SHAPE
-from benchmarks.real_shape_model import RealShape, model_bytes, require_room, write_real_shape
+from benchmarks.shape.batch_dependence import BatchDependence, batch_dependence
+from benchmarks.shape.generate_decode import decode
+from benchmarks.shape.model import QUICK as QUICK_SHAPE
+from benchmarks.shape.model import RealShape, model_bytes, require_room, write_real_shape
 
 EXACT, FAST, COPIED, FLOAT = "exact", "fast", "copied", "float"
 COPIED_ROWS = 12

@@ -26,7 +26,7 @@ from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.serving.tally import Tally
 from backbone.engine.swarm.transport import NoWorkers
 from benchmarks.machine import describe_commit, describe_machine, memory_of
-from benchmarks.real_shape_model import QUICK, RealShape, write_sparse_shape
+from benchmarks.shape.model import QUICK, RealShape, write_sparse_shape
 
 FULL = RealShape(n_layer=48, n_vocab=248_320)
 N_SLOT, N_CTX = 4, 4096

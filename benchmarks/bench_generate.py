@@ -20,9 +20,9 @@ from typing import Any
 
 from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.swarm.transport import NoWorkers, Transport
-from benchmarks.exact_sharded import two_workers
-from benchmarks.generate_decode import decode
+from benchmarks.exact.sharded import two_workers
 from benchmarks.machine import describe_commit, describe_machine
+from benchmarks.shape.generate_decode import decode
 from tests.oracles.llama_cpp import LlamaCpp
 
 ROOT = Path(__file__).resolve().parents[1]

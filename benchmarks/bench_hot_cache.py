@@ -21,12 +21,12 @@ from backbone.engine.serving.engine import Engine
 from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.serving.sequence import Sequence as EngineSequence
 from backbone.engine.serving.tally import Tally
-from benchmarks.emulator import EmulatedSwarm
-from benchmarks.emulator_classes import PHONE, LinkClass, WorkerClass
-from benchmarks.emulator_clock import CpuLoop
-from benchmarks.hot_cache_policies import Served, best_fixed, least_recently_used, planned
+from benchmarks.emulator.classes import PHONE, LinkClass, WorkerClass
+from benchmarks.emulator.clock import CpuLoop
+from benchmarks.emulator.swarm import EmulatedSwarm
 from benchmarks.machine import describe_commit, describe_machine
-from benchmarks.real_routing import DEMO, STORIES, demo_routing
+from benchmarks.routing.hot_cache_policies import Served, best_fixed, least_recently_used, planned
+from benchmarks.routing.real_routing import DEMO, STORIES, demo_routing
 from kvasir.experts import ExpertRange
 
 ROUND_TRIP_S = 0.020

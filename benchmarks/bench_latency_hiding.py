@@ -2,7 +2,7 @@
 
 `python -m benchmarks.bench_latency_hiding [--json] [--quick] [--folder DIR]`. The service's core chooses how many
 micro-batches are in flight, as in production; beside it 64 requests run with one micro-batch alone. The clock is the
-backbone's CPU time and the idle time that it skips (`emulator_clock`). Replies are sums. The tokens of every run are
+backbone's CPU time and the idle time that it skips (`emulator.clock`). Replies are sums. The tokens of every run are
 compared with a run without workers.
 """
 
@@ -21,14 +21,14 @@ from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.serving.sum_calibration import calibrate
 from backbone.engine.swarm.sum_scale import SumScale
 from backbone.engine.swarm.transport import NoWorkers
-from benchmarks.emulator import EmulatedSwarm
-from benchmarks.emulator_answers import AnswerBook
-from benchmarks.emulator_classes import CABLE_BYTES_S, DESKTOP, LinkClass
-from benchmarks.emulator_model import TINY, TRUE_WIDTHS, describe, emulated_model, prompts
-from benchmarks.emulator_ranges import assign_ranges
-from benchmarks.emulator_run import Emulated, Load, run_emulated
+from benchmarks.emulator.answers import AnswerBook
+from benchmarks.emulator.classes import CABLE_BYTES_S, DESKTOP, LinkClass
+from benchmarks.emulator.model import TINY, TRUE_WIDTHS, describe, emulated_model, prompts
+from benchmarks.emulator.ranges import assign_ranges
+from benchmarks.emulator.run import Emulated, Load, run_emulated
+from benchmarks.emulator.swarm import EmulatedSwarm
 from benchmarks.machine import describe_commit, describe_machine
-from benchmarks.real_shape_model import RealShape
+from benchmarks.shape.model import RealShape
 
 N_WORKERS = 8
 FEWEST_REPLICAS = 2

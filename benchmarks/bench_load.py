@@ -21,9 +21,9 @@ from pathlib import Path
 
 import gguf
 
-from benchmarks.load_model_file import QUICK, ModelShape, fill_experts, write_sparse_model
-from benchmarks.load_worker import WorkerMemory, worker_memory
 from benchmarks.machine import describe_commit, describe_machine
+from benchmarks.shape.load_model_file import QUICK, ModelShape, fill_experts, write_sparse_model
+from benchmarks.shape.load_worker import WorkerMemory, worker_memory
 from kvasir.experts import ExpertRange
 from kvasir.gguf.index import GGUFIndex
 from kvasir.slicing.model_card import ModelCard

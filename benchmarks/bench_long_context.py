@@ -22,10 +22,10 @@ import numpy as np
 from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.swarm.transport import NoWorkers
 from benchmarks.bench_vs_llamacpp import Cost
-from benchmarks.generate_decode import decode
 from benchmarks.machine import describe_commit, describe_machine
-from benchmarks.real_shape_model import QUICK as QUICK_SHAPE
-from benchmarks.real_shape_model import RealShape, model_bytes, require_room, write_real_shape
+from benchmarks.shape.generate_decode import decode
+from benchmarks.shape.model import QUICK as QUICK_SHAPE
+from benchmarks.shape.model import RealShape, model_bytes, require_room, write_real_shape
 from kvasir.kernels.rowops import NativeRowOps
 from tests.oracles.llama_cpp import LlamaCpp
 

@@ -23,7 +23,7 @@ def main() -> None:
     options = parser.parse_args()
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "kvasir_site.settings")
     django.setup()
-    from benchmarks.market_figures import FULL, SMOKE, measure  # after the setup: it reads Django's models
+    from benchmarks.market.figures import FULL, SMOKE, measure  # after the setup: it reads Django's models
 
     with tempfile.TemporaryDirectory() as folder:
         figures = measure(Path(folder), SMOKE if options.quick else FULL)

@@ -28,11 +28,11 @@ from backbone.engine.serving.sum_calibration import calibrate
 from backbone.engine.swarm.edge_pool import EdgePool
 from backbone.engine.swarm.sum_scale import SumScale
 from backbone.engine.swarm.transport import NoWorkers, Transport
-from benchmarks.generate_decode import decode
 from benchmarks.machine import describe_commit, describe_machine
-from benchmarks.real_shape_model import QUICK as QUICK_SHAPE
-from benchmarks.real_shape_model import RealShape, model_bytes, require_room, write_real_shape
-from benchmarks.relay_sandbox import kvasir_relay
+from benchmarks.relay.sandbox import kvasir_relay
+from benchmarks.shape.generate_decode import decode
+from benchmarks.shape.model import QUICK as QUICK_SHAPE
+from benchmarks.shape.model import RealShape, model_bytes, require_room, write_real_shape
 from kvasir.experts import ExpertRange
 from kvasir.relay.directory import FixedDirectory
 from kvasir.slicing.slices import plan_slice, write_slice

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.machine import describe_commit, describe_machine
-from benchmarks.relay_load import Load
-from benchmarks.relay_sandbox import RelayUnderTest, bare_relay, kvasir_relay
-from benchmarks.relay_slow import push_at_slow_readers
+from benchmarks.relay.load import Load
+from benchmarks.relay.sandbox import RelayUnderTest, bare_relay, kvasir_relay
+from benchmarks.relay.slow import push_at_slow_readers
 from kvasir.wire.frames import Role
 
 

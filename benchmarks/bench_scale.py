@@ -21,15 +21,15 @@ from typing import Any
 from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.serving.sum_calibration import calibrate
 from backbone.engine.swarm.transport import NoWorkers
-from benchmarks.emulator import EmulatedSwarm
-from benchmarks.emulator_answers import AnswerBook
-from benchmarks.emulator_classes import CLASSES, PHONE, LinkClass
-from benchmarks.emulator_clock import CpuLoop
-from benchmarks.emulator_model import TINY, TRUE_WIDTHS, describe, emulated_model, prompts
-from benchmarks.emulator_ranges import Holdings, assign_ranges
-from benchmarks.emulator_run import Emulated, Load, run_emulated
+from benchmarks.emulator.answers import AnswerBook
+from benchmarks.emulator.classes import CLASSES, PHONE, LinkClass
+from benchmarks.emulator.clock import CpuLoop
+from benchmarks.emulator.model import TINY, TRUE_WIDTHS, describe, emulated_model, prompts
+from benchmarks.emulator.ranges import Holdings, assign_ranges
+from benchmarks.emulator.run import Emulated, Load, run_emulated
+from benchmarks.emulator.swarm import EmulatedSwarm
 from benchmarks.machine import describe_commit, describe_machine
-from benchmarks.real_shape_model import RealShape
+from benchmarks.shape.model import RealShape
 
 ROUND_TRIP_S = 0.02
 JITTER_S = 0.005

@@ -28,9 +28,9 @@ from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.serving.sequence import Sequence as EngineSequence
 from backbone.engine.swarm.transport import NoWorkers
 from benchmarks.bench_generate import DEMO_MODEL, story_beginnings
-from benchmarks.generate_decode import NEVER
 from benchmarks.machine import describe_commit, describe_machine
-from benchmarks.serve_client import Stream, run_load
+from benchmarks.serve.client import Stream, run_load
+from benchmarks.shape.generate_decode import NEVER
 from tests.oracles.llama_cpp import LlamaCpp
 from tests.swarm.service_process import ServiceProcess, service_process
 

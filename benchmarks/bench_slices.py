@@ -19,9 +19,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.load_model_file import ModelShape, fill_experts, write_sparse_model
 from benchmarks.machine import describe_commit, describe_machine
-from benchmarks.slice_servers import NginxMissingError, ServerUnderTest, nginx_server, site_server
+from benchmarks.serve.slice_servers import NginxMissingError, ServerUnderTest, nginx_server, site_server
+from benchmarks.shape.load_model_file import ModelShape, fill_experts, write_sparse_model
 from kvasir.experts import ExpertRange
 from kvasir.gguf.index import GGUFIndex
 from kvasir.slicing.model_card import ModelCard

@@ -2,7 +2,7 @@
 
 `python -m benchmarks.bench_speculate [--json] [--quick]`. The demo model at batch 1, 8 and 64, with free text and with
 text that repeats its prompt; answers of experts come at once, or a round trip of 20 ms later. The clock is this
-thread's CPU time plus the waiting, which is skipped (`emulator_clock`). All tokens of both runs are compared. Then the
+thread's CPU time plus the waiting, which is skipped (`emulator.clock`). All tokens of both runs are compared. Then the
 same with a made model whose MTP head is right as often as we choose, and what such a head costs at the 122B's shape.
 """
 
@@ -18,13 +18,13 @@ from typing import Any
 from backbone.engine.serving.loaded_model import LoadedModel
 from benchmarks.bench_exact import ROOT
 from benchmarks.machine import describe_commit, describe_machine
-from benchmarks.speculate_head import head_ms
-from benchmarks.speculate_mtp import FULL as FULL_MTP
-from benchmarks.speculate_mtp import QUICK as QUICK_MTP
-from benchmarks.speculate_mtp import mtp_figures
-from benchmarks.speculate_run import Run, decode
-from benchmarks.speculate_texts import free_requests, repeating_requests
-from benchmarks.speculate_undo import undo_ms
+from benchmarks.speculate.head import head_ms
+from benchmarks.speculate.mtp import FULL as FULL_MTP
+from benchmarks.speculate.mtp import QUICK as QUICK_MTP
+from benchmarks.speculate.mtp import mtp_figures
+from benchmarks.speculate.run import Run, decode
+from benchmarks.speculate.texts import free_requests, repeating_requests
+from benchmarks.speculate.undo import undo_ms
 
 MODEL = ROOT / "models" / "kvasir-demo-moe.q4_k_m.gguf"
 MAX_DRAFTS = 8

@@ -20,10 +20,10 @@ from typing import Any
 
 from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.swarm.transport import NoWorkers
-from benchmarks.generate_decode import Decoding, decode
 from benchmarks.machine import describe_commit, describe_machine
-from benchmarks.real_shape_model import QUICK as QUICK_SHAPE
-from benchmarks.real_shape_model import RealShape, model_bytes, require_room, write_real_shape
+from benchmarks.shape.generate_decode import Decoding, decode
+from benchmarks.shape.model import QUICK as QUICK_SHAPE
+from benchmarks.shape.model import RealShape, model_bytes, require_room, write_real_shape
 from kvasir.kernels.native import usable_cores
 from tests.oracles.llama_cpp import LlamaCpp
 

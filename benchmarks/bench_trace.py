@@ -31,9 +31,9 @@ from backbone.engine.serving.token_sources import LastTokens
 from backbone.engine.swarm.transport import Transport
 from backbone.process.trace_mapping import request_trace
 from benchmarks.bench_generate import BATCHES, DEMO_MODEL, N_CTX, story_beginnings
-from benchmarks.exact_sharded import two_workers
-from benchmarks.generate_decode import NEVER
+from benchmarks.exact.sharded import two_workers
 from benchmarks.machine import describe_commit, describe_machine
+from benchmarks.shape.generate_decode import NEVER
 
 Prompts = Sequence[Sequence[int]]
 

@@ -2,7 +2,7 @@
 
 `python -m benchmarks.bench_vs_llamacpp [--json] [--quick] [--threads N] [--folder DIR]`. Exact mode, all experts in
 this process. CPU time of each process, because other programs disturb wall time; a ratio above 1 means that ours is
-faster. The model is made for the run (6 GB: `benchmarks.real_shape_model`).
+faster. The model is made for the run (6 GB: `benchmarks.shape.model`).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import Any
 
 from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.swarm.transport import NoWorkers
-from benchmarks.batch_dependence import batch_dependence
-from benchmarks.generate_decode import decode
 from benchmarks.machine import describe_commit, describe_machine, memory_of
-from benchmarks.real_shape_model import QUICK as QUICK_SHAPE
-from benchmarks.real_shape_model import RealShape, model_bytes, require_room, write_real_shape
+from benchmarks.shape.batch_dependence import batch_dependence
+from benchmarks.shape.generate_decode import decode
+from benchmarks.shape.model import QUICK as QUICK_SHAPE
+from benchmarks.shape.model import RealShape, model_bytes, require_room, write_real_shape
 from tests.oracles.llama_cpp import LlamaCpp
 
 OURS, IN_PLACE, REPACKED = "ours", "llamacpp", "llamacpp_repacked"

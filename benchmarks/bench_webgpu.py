@@ -54,7 +54,7 @@ def rounded(figures: Mapping[int, float], digits: int = 1) -> dict[str, float]:
 
 def native_keys(quick: bool) -> Keys:
     """WGSL through wgpu."""
-    from benchmarks.gpu_speed import GPU_RUNS, SHAPE, SOFTWARE_RUNS, measure_gpu, measure_software
+    from benchmarks.browser.gpu_speed import GPU_RUNS, SHAPE, SOFTWARE_RUNS, measure_gpu, measure_software
 
     shape = QUICK_SHAPE if quick else SHAPE
     software = measure_software(shape, dict.fromkeys(SOFTWARE_RUNS, 1) if quick else SOFTWARE_RUNS)
@@ -79,7 +79,7 @@ def native_keys(quick: bool) -> Keys:
 
 def wasm_keys(quick: bool) -> Keys:
     """WebAssembly in node, beside AVX2."""
-    from benchmarks.wasm_speed import N_EXPERTS, NATIVE, RUNS, SHAPE, measure_wasm
+    from benchmarks.browser.wasm_speed import N_EXPERTS, NATIVE, RUNS, SHAPE, measure_wasm
 
     # A small expert takes less than node's clock can tell, so a quick run has fewer rounds only.
     speed = measure_wasm(dict.fromkeys(RUNS, 2), SHAPE, 8) if quick else measure_wasm(RUNS, SHAPE, N_EXPERTS)
@@ -96,7 +96,7 @@ def wasm_keys(quick: bool) -> Keys:
 
 def browser_keys(quick: bool) -> Keys:
     """WebAssembly, the software GPU and the heatmap in Chromium."""
-    from benchmarks.browser_speed import N_EXPERTS, RUNS, SHAPE, measure_browser_speed
+    from benchmarks.browser.page_speed import N_EXPERTS, RUNS, SHAPE, measure_browser_speed
 
     runs = {name: dict.fromkeys(counts, 1) for name, counts in RUNS.items()} if quick else RUNS
     speed = measure_browser_speed(runs, QUICK_SHAPE if quick else SHAPE, 2 if quick else N_EXPERTS, not quick)
@@ -110,7 +110,7 @@ def browser_keys(quick: bool) -> Keys:
 
 def site_keys(_quick: bool) -> Keys:
     """First loads of pages and answers of a contributing tab, of a service that runs."""
-    from benchmarks.browser_site import measure_browser_site
+    from benchmarks.browser.site import measure_browser_site
 
     site = measure_browser_site()
     return {

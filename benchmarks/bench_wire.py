@@ -28,12 +28,12 @@ from backbone.engine.serving.sum_calibration import calibrate
 from backbone.engine.swarm.sum_scale import SumScale
 from backbone.engine.swarm.transport import NoWorkers
 from benchmarks.machine import describe_commit, describe_machine
-from benchmarks.made_routing import MadeRouter, fitted_router, habits_of
-from benchmarks.real_routing import Routed, calls_together, demo_routing, workers_per_row
-from benchmarks.real_shape_model import QUICK as QUICK_SHAPE
-from benchmarks.real_shape_model import RealShape, model_bytes, require_room, write_real_shape
-from benchmarks.wire_bytes import LayerRows, Reply, Traffic, bits_of_value, call_traffic, workers_of_layer
-from benchmarks.wire_errors import errors_at_shape, measure_errors
+from benchmarks.routing.made_routing import MadeRouter, fitted_router, habits_of
+from benchmarks.routing.real_routing import Routed, calls_together, demo_routing, workers_per_row
+from benchmarks.routing.wire_bytes import LayerRows, Reply, Traffic, bits_of_value, call_traffic, workers_of_layer
+from benchmarks.routing.wire_errors import errors_at_shape, measure_errors
+from benchmarks.shape.model import QUICK as QUICK_SHAPE
+from benchmarks.shape.model import RealShape, model_bytes, require_room, write_real_shape
 from kvasir.experts import FloatRows
 from tests.oracles.model_runs import forward
 

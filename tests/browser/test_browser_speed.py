@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.browser_speed import measure_browser_speed
+from benchmarks.browser.page_speed import measure_browser_speed
 
 
 def test_every_figure_is_there_and_the_bits_are_those_of_the_c_kernel() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.market_heal import heal
+from benchmarks.market.heal import heal
 from market.coverage.model_facts import ModelFacts
 from market.coverage.targets import TargetBounds
 from market.service import redis_client

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from backbone.engine.trust.standing import TrustPolicy, expected_replies_until_caught
-from benchmarks.audit_simulated import Detection, simulate
-from benchmarks.audit_swarm import LyingRun
+from benchmarks.audit.simulated import Detection, simulate
+from benchmarks.audit.swarm import LyingRun
 from benchmarks.bench_audit import ShareFigures, as_keys, as_table
 
 HONEST = LyingRun(0, frozenset(), frozenset(), 10, 0, False, None)

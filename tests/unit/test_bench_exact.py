@@ -9,7 +9,7 @@ import sys
 import numpy as np
 
 from benchmarks.bench_exact import ROOT
-from benchmarks.exact_demo import cut_windows, read
+from benchmarks.exact.demo import cut_windows, read
 
 ARCH_KEYS = {
     "max_abs_llamacpp",

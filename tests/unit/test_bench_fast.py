@@ -8,10 +8,10 @@ import pytest
 
 from backbone.engine.ops import fast_ops
 from backbone.engine.serving.loaded_model import Dense, LoadedModel
-from benchmarks.batch_dependence import batch_dependence
 from benchmarks.bench_fast import FULL, ratio
-from benchmarks.real_shape_layout import QUICK as QUICK_SHAPE
-from benchmarks.real_shape_model import write_real_shape
+from benchmarks.shape.batch_dependence import batch_dependence
+from benchmarks.shape.layout import QUICK as QUICK_SHAPE
+from benchmarks.shape.model import write_real_shape
 from tests.unit.test_bench_keys import quick_run
 
 

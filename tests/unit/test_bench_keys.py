@@ -16,7 +16,7 @@ from benchmarks.bench_relay import Measured
 from benchmarks.bench_relay import as_keys as relay_keys
 from benchmarks.bench_serve import Rounds, percentile
 from benchmarks.bench_serve import as_keys as serve_keys
-from benchmarks.serve_client import Stream
+from benchmarks.serve.client import Stream
 
 
 def quick_run(name: str) -> dict[str, Any]:

@@ -8,11 +8,11 @@ import pytest
 from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.swarm.transport import NoWorkers
 from benchmarks.bench_vs_llamacpp import QUICK, _prompts
-from benchmarks.generate_decode import decode
-from benchmarks.real_shape_layout import QUICK as QUICK_SHAPE
-from benchmarks.real_shape_layout import RealShape, recipes
-from benchmarks.real_shape_model import model_bytes, write_real_shape
-from benchmarks.step_profile import ROWS
+from benchmarks.shape.generate_decode import decode
+from benchmarks.shape.layout import QUICK as QUICK_SHAPE
+from benchmarks.shape.layout import RealShape, recipes
+from benchmarks.shape.model import model_bytes, write_real_shape
+from benchmarks.shape.step_profile import ROWS
 from kvasir.gguf.index import GGUFIndex
 from kvasir.slicing.model_card import ModelCard
 from tests.oracles.llama_cpp import LlamaCpp

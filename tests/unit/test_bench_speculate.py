@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.bench_speculate import FIGURES, ROUND_TRIPS_MS, TEXTS
-from benchmarks.speculate_mtp import MTP_FIGURES, RIGHT_SHARES
+from benchmarks.speculate.mtp import MTP_FIGURES, RIGHT_SHARES
 from tests.unit.test_bench_keys import quick_run
 
 

@@ -7,8 +7,8 @@ import pytest
 from gguf.quants import dequantize
 
 from benchmarks.bench_webgpu import merged, native_keys
-from benchmarks.gpu_float import FloatGpuExpert
-from benchmarks.gpu_speed import GpuSpeed, made_expert, measure_torch
+from benchmarks.browser.gpu_float import FloatGpuExpert
+from benchmarks.browser.gpu_speed import GpuSpeed, made_expert, measure_torch
 from kvasir.kernels.gpu.device import GpuDevice, open_device
 from kvasir.kernels.gpu.tables import Tunables
 from kvasir.kernels.selftest_inputs import plain_rows

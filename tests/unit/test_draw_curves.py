@@ -10,11 +10,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks import draw_curves
-from benchmarks.chart import Chart, Limit, Scale, Series, log_ticks, nice_ticks
-from benchmarks.curves import CURVES
-from benchmarks.draw_curves import FIGURES, differing, pictures
-from benchmarks.svg_chart import BOTTOM, LEFT, LEGEND_Y, LETTER, RIGHT, TOP, WIDTH, draw, number
+from benchmarks.charts import draw_curves
+from benchmarks.charts.chart import Chart, Limit, Scale, Series, log_ticks, nice_ticks
+from benchmarks.charts.curves import CURVES
+from benchmarks.charts.draw_curves import FIGURES, differing, pictures
+from benchmarks.charts.svg_chart import BOTTOM, LEFT, LEGEND_Y, LETTER, RIGHT, TOP, WIDTH, draw, number
 from kvasir.errors import ConfigError
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -149,7 +149,7 @@ def test_numbers_have_three_digits(value: float, text: str) -> None:
 
 def test_every_committed_picture_is_what_its_figures_make() -> None:
     wanted = pictures(FIGURES)
-    assert differing(wanted) == [], "run `python -m benchmarks.draw_curves`"
+    assert differing(wanted) == [], "run `python -m benchmarks.charts.draw_curves`"
     assert set(FIGURES.glob("*.svg")) == set(wanted)
 
 

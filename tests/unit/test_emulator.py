@@ -14,12 +14,12 @@ import pytest
 from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.serving.sum_calibration import calibrate
 from backbone.engine.swarm.transport import NoWorkers, SumTransport
-from benchmarks.emulator import EmulatedSwarm
-from benchmarks.emulator_classes import CLASSES, Flight, LinkClass, Port, WorkerClass
-from benchmarks.emulator_clock import CpuLoop
-from benchmarks.emulator_model import TINY, emulated_model, prompts
-from benchmarks.emulator_ranges import assign_ranges
-from benchmarks.emulator_run import Load, run_emulated
+from benchmarks.emulator.classes import CLASSES, Flight, LinkClass, Port, WorkerClass
+from benchmarks.emulator.clock import CpuLoop
+from benchmarks.emulator.model import TINY, emulated_model, prompts
+from benchmarks.emulator.ranges import assign_ranges
+from benchmarks.emulator.run import Load, run_emulated
+from benchmarks.emulator.swarm import EmulatedSwarm
 from kvasir.errors import EdgeError, EdgeTimeout
 from kvasir.experts import ExpertRange
 from kvasir.kernels.sums import sum_outputs

@@ -1,0 +1,5 @@
+"""Parts of `bench_exact`: logits sharded and alone.
+
+Only that benchmark enters.
+It never tolerates a different bit.
+"""

@@ -1,0 +1,5 @@
+"""Parts of `bench_speculate`: texts, heads and runs.
+
+Only that benchmark enters.
+It never changes a text.
+"""
