@@ -4,11 +4,11 @@
  * Times are wall times, medians; a page has no CPU time. Every call gives its outputs' hash, to be compared.
  */
 
-import { createGpuKernel } from "/static/kvasir/kernels/gpu_kernel.js";
+import { createGpuKernel } from "/static/kvasir/kernels/gpu/kernel.js";
 import { plainRows } from "/static/kvasir/kernels/kx1_inputs.js";
 import { packRows } from "/static/kvasir/kernels/kx1_pack.js";
 import { madeExpert, sha256 } from "/static/kvasir/kernels/selftest.js";
-import { createWasmKernel } from "/static/kvasir/kernels/wasm_kernel.js";
+import { createWasmKernel } from "/static/kvasir/kernels/wasm/kernel.js";
 
 /** @import { ExpertKernel } from "../../frontend/static/kvasir/kernels/kernel_types.js" */
 
@@ -80,7 +80,7 @@ export async function missedVectors() {
  * @param {{nLayer: number, nExpert: number, nRuns: number}} wanted
  */
 export async function measureHeatmap({ nLayer, nExpert, nRuns }) {
-    const { Heatmap } = await import("/static/kvasir/pages/dashboard_heatmap.js");
+    const { Heatmap } = await import("/static/kvasir/pages/dashboard/heatmap.js");
     const canvas = document.createElement("canvas");
     canvas.width = 1280;
     canvas.height = 480;

@@ -23,7 +23,7 @@ NOT_COUNTED = ".wgsl"
 DEADLINE_S = 600.0
 KB = 1000
 N_ASKED = 4
-START = """software => import('/static/kvasir/worker/worker_client.js').then(({ ContributionClient }) => {
+START = """software => import('/static/kvasir/worker/tab/client.js').then(({ ContributionClient }) => {
     window.contribution = new ContributionClient({ software });
 })"""
 ASK = """async (key) => {

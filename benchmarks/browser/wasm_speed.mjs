@@ -13,7 +13,7 @@ const { packedRowBytes, weightExponents } = await import(new URL("kx1_format.js"
 const { plainRows } = await import(new URL("kx1_inputs.js", KERNELS));
 const { packRows } = await import(new URL("kx1_pack.js", KERNELS));
 const { madeExpert } = await import(new URL("selftest.js", KERNELS));
-const { Kx1Instance } = await import(new URL("wasm_instance.js", KERNELS));
+const { Kx1Instance } = await import(new URL("wasm/instance.js", KERNELS));
 const { checkVectors } = await import(new URL("../../tests/browser/pages/kx1_vectors.js", import.meta.url));
 
 const GOLDEN = new URL("../../tests/golden/kx1/", import.meta.url);

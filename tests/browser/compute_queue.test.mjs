@@ -4,9 +4,9 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { KernelError, KernelLostError, KernelMemoryError } from "/static/kvasir/kernels/errors.js";
-import { FaultCode } from "/static/kvasir/wire/wire_frames.js";
-import { Kind } from "/static/kvasir/wire/wire_header.js";
-import { ComputeQueue } from "/static/kvasir/worker/compute.js";
+import { FaultCode } from "/static/kvasir/wire/frames.js";
+import { Kind } from "/static/kvasir/wire/header.js";
+import { ComputeQueue } from "/static/kvasir/worker/serving/compute.js";
 import { ScriptedKernel, dispatch, holdingsOf, outputsOf, settle } from "./scripted_relay.mjs";
 
 const ROW_BYTES = 4 * 256; // of outputs

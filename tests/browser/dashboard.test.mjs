@@ -16,11 +16,11 @@ globalThis.document = {
 };
 globalThis.window = globalThis;
 
-const { cellAfter, cellWords, layerFacts, runsOf } = await import("/static/kvasir/pages/dashboard_cells.js");
-const { formatBytes, formatDuration, formatRate, formatSeconds, formatShare } = await import("/static/kvasir/pages/dashboard_format.js");
-const { LiveLink, OLD_S, liveUrl, reconnectMs, unpack } = await import("/static/kvasir/pages/dashboard_link.js");
+const { cellAfter, cellWords, layerFacts, runsOf } = await import("/static/kvasir/pages/dashboard/cells.js");
+const { formatBytes, formatDuration, formatRate, formatSeconds, formatShare } = await import("/static/kvasir/pages/dashboard/format.js");
+const { LiveLink, OLD_S, liveUrl, reconnectMs, unpack } = await import("/static/kvasir/pages/dashboard/link.js");
 const { hexColour, pixel, replicaPixels, stepOf, trafficColour, trafficLevel, trafficPixels, trafficTop } = await import(
-  "/static/kvasir/pages/dashboard_scale.js"
+  "/static/kvasir/pages/dashboard/scale.js"
 );
 
 const PALETTE = { steps: [[1, 2, 3], [10, 20, 30], [40, 50, 60], [70, 80, 90], [100, 110, 120]], absent: [200, 201, 202] };

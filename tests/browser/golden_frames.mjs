@@ -2,9 +2,9 @@
 // as tests/golden/wire/README.md says.
 
 import { readFileSync } from "node:fs";
-import { expertRange } from "../../frontend/static/kvasir/wire/expert_ranges.js";
-import * as frames from "../../frontend/static/kvasir/wire/wire_frames.js";
-import { WireType, encodedRowBytes, makeLimits } from "../../frontend/static/kvasir/wire/wire_header.js";
+import { expertRange } from "../../frontend/static/kvasir/slicing/expert_ranges.js";
+import * as frames from "../../frontend/static/kvasir/wire/frames.js";
+import { WireType, encodedRowBytes, makeLimits } from "../../frontend/static/kvasir/wire/header.js";
 
 export const ENTRIES = JSON.parse(readFileSync(new URL("../golden/wire/frames.json", import.meta.url), "utf8"));
 

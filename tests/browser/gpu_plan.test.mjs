@@ -3,8 +3,8 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { splitPairs } from "/static/kvasir/kernels/gpu_dispatches.js";
-import { planCall } from "/static/kvasir/kernels/gpu_plan.js";
+import { splitPairs } from "/static/kvasir/kernels/gpu/dispatches.js";
+import { planCall } from "/static/kvasir/kernels/gpu/plan.js";
 import { words } from "/static/kvasir/kernels/kx1_inputs.js";
 
 const LIMITS = { lanes: 4, tiledFrom: 16, maxWork: 2 ** 31, bufferBytes: 32 * 2 ** 20 };

@@ -16,7 +16,7 @@ import { KX1_FINGERPRINT, expertBytes } from "/static/kvasir/kernels/kx1_format.
 import { plainRows } from "/static/kvasir/kernels/kx1_inputs.js";
 import { packRows } from "/static/kvasir/kernels/kx1_pack.js";
 import { madeExpert, selfTest } from "/static/kvasir/kernels/selftest.js";
-import { createWasmKernel } from "/static/kvasir/kernels/wasm_kernel.js";
+import { createWasmKernel } from "/static/kvasir/kernels/wasm/kernel.js";
 import { readBuild, startThread } from "./wasm_node.mjs";
 
 const SHAPE = { dModel: 256, dFf: 256 };

@@ -9,10 +9,10 @@ globalThis.interpolate = (format, values) => format.replace(/%s/g, () => values.
 globalThis.document = { documentElement: { lang: "en" } };
 
 const format = await import("/static/kvasir/ui/format.js");
-const { headline, problemText } = await import("/static/kvasir/pages/contribute_texts.js");
-const { askRewards, rewardsCsv, RewardsError } = await import("/static/kvasir/pages/rewards_client.js");
+const { headline, problemText } = await import("/static/kvasir/pages/contribute/texts.js");
+const { askRewards, rewardsCsv, RewardsError } = await import("/static/kvasir/pages/rewards/client.js");
 const { isAccountKey } = await import("/static/kvasir/pages/account_key.js");
-const { initialState } = await import("/static/kvasir/worker/messages.js");
+const { initialState } = await import("/static/kvasir/worker/tab/messages.js");
 
 test("bytes are read in powers of 1024, in three digits", () => {
     const shown = [0, 1, 1023, 1024, 1536, 10 * 1024, 100.4 * 1024 ** 2, 5.129 * 1024 ** 3, 2 ** 50].map(format.formatBytes);

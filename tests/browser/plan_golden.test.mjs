@@ -4,12 +4,12 @@
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
-import { expertRange } from "../../frontend/static/kvasir/wire/expert_ranges.js";
-import { failuresAfter, reconnectDelayS } from "../../frontend/static/kvasir/wire/reconnect.js";
-import { LookResult, keepAliveAction } from "../../frontend/static/kvasir/wire/signs_of_life.js";
-import { isSettled, nextAction, toState, waitS } from "../../frontend/static/kvasir/worker/plan.js";
-import * as changes from "../../frontend/static/kvasir/worker/plan_changes.js";
-import { NO_TIMES, makePiece, workerState } from "../../frontend/static/kvasir/worker/plan_state.js";
+import { expertRange } from "../../frontend/static/kvasir/slicing/expert_ranges.js";
+import { failuresAfter, reconnectDelayS } from "../../frontend/static/kvasir/edge/reconnect.js";
+import { LookResult, keepAliveAction } from "../../frontend/static/kvasir/edge/signs_of_life.js";
+import { isSettled, nextAction, toState, waitS } from "../../frontend/static/kvasir/worker/agent/plan.js";
+import * as changes from "../../frontend/static/kvasir/worker/agent/plan_changes.js";
+import { NO_TIMES, makePiece, workerState } from "../../frontend/static/kvasir/worker/agent/plan_state.js";
 
 const { values, cases } = JSON.parse(readFileSync(new URL("../golden/plan/cases.json", import.meta.url), "utf8"));
 const ACTIONS = ["Leave", "Register", "Rotate", "Serve", "Beat", "Fetch", "Volunteer", "Look", "PlanMove"];

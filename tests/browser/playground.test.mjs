@@ -3,10 +3,10 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { chosenSeed, DEFAULTS, requestFor } from "../../frontend/static/kvasir/pages/playground_prompt.js";
-import { PlaygroundSession, textOf } from "../../frontend/static/kvasir/pages/playground_session.js";
-import { largestSources, sharesByKind, sourcesOf, traceOf } from "../../frontend/static/kvasir/pages/playground_sources.js";
-import { ApiFailure, answerParts, failureOf } from "../../frontend/static/kvasir/pages/playground_stream.js";
+import { chosenSeed, DEFAULTS, requestFor } from "../../frontend/static/kvasir/pages/playground/prompt.js";
+import { PlaygroundSession, textOf } from "../../frontend/static/kvasir/pages/playground/session.js";
+import { largestSources, sharesByKind, sourcesOf, traceOf } from "../../frontend/static/kvasir/pages/playground/sources.js";
+import { ApiFailure, answerParts, failureOf } from "../../frontend/static/kvasir/pages/playground/stream.js";
 
 const CHUNK = (choice, more = {}) => `data: ${JSON.stringify({ id: "chatcmpl-ab12", choices: choice ? [choice] : [], ...more })}\n\n`;
 const USAGE = {

@@ -3,7 +3,7 @@
 // standard input; each line of that afterwards is a command, each line of its standard output what happened.
 
 import { createInterface } from "node:readline";
-import { RelayWorker } from "/static/kvasir/worker/join.js";
+import { RelayWorker } from "/static/kvasir/worker/serving/join.js";
 import { ScriptedKernel, holdingsOf } from "./scripted_relay.mjs";
 
 const say = (event, facts = {}) => console.log(JSON.stringify({ event, ...facts }));

@@ -2,11 +2,11 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { FIRST_S, STEADY_S } from "/static/kvasir/wire/reconnect.js";
-import { recordHead } from "/static/kvasir/wire/relay_records.js";
-import { encode, join } from "/static/kvasir/wire/wire.js";
-import { RefuseCode, goaway, pause, ping, pong } from "/static/kvasir/wire/wire_frames.js";
-import { Kind, checksum } from "/static/kvasir/wire/wire_header.js";
+import { FIRST_S, STEADY_S } from "/static/kvasir/edge/reconnect.js";
+import { recordHead } from "/static/kvasir/relay/records.js";
+import { encode, join } from "/static/kvasir/wire/codec.js";
+import { RefuseCode, goaway, pause, ping, pong } from "/static/kvasir/wire/frames.js";
+import { Kind, checksum } from "/static/kvasir/wire/header.js";
 import { mixed } from "./golden_frames.mjs";
 import { backboneHello, dispatch, settle } from "./scripted_relay.mjs";
 import { results, serving, world } from "./served_worker.mjs";

@@ -1,10 +1,10 @@
 // A relay that a test plays itself, over sockets and a clock in memory: for tests of the relay client.
 
-import { expertRange } from "/static/kvasir/wire/expert_ranges.js";
-import { RELAY_EDGE, recordHead, records } from "/static/kvasir/wire/relay_records.js";
-import { decode, encode, join } from "/static/kvasir/wire/wire.js";
-import { Role, hello, welcome } from "/static/kvasir/wire/wire_frames.js";
-import { WireType, makeLimits } from "/static/kvasir/wire/wire_header.js";
+import { expertRange } from "/static/kvasir/slicing/expert_ranges.js";
+import { RELAY_EDGE, recordHead, records } from "/static/kvasir/relay/records.js";
+import { decode, encode, join } from "/static/kvasir/wire/codec.js";
+import { Role, hello, welcome } from "/static/kvasir/wire/frames.js";
+import { WireType, makeLimits } from "/static/kvasir/wire/header.js";
 
 export const MODEL = "ab".repeat(32);
 export const KERNEL = "cd".repeat(32);

@@ -1,8 +1,8 @@
 // A worker of the pages at a relay that a test plays: made and greeted, with all that it says of itself.
 
 import assert from "node:assert/strict";
-import { Kind } from "/static/kvasir/wire/wire_header.js";
-import { RelayWorker } from "/static/kvasir/worker/join.js";
+import { Kind } from "/static/kvasir/wire/header.js";
+import { RelayWorker } from "/static/kvasir/worker/serving/join.js";
 import { ScriptedKernel, ScriptedOutside, backboneHello, holdingsOf, outputsOf, settle } from "./scripted_relay.mjs";
 
 // A worker that runs, with the world around it and all that it said of itself.

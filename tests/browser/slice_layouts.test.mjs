@@ -6,7 +6,7 @@ import { createHash } from "node:crypto";
 import { readFileSync } from "node:fs";
 import test from "node:test";
 
-import { readSlice } from "/static/kvasir/worker/slice_file.js";
+import { readSlice } from "/static/kvasir/slicing/slice_file.js";
 
 for (const name of ["plain", "fused", "biased", "fused_biased"]) {
     test(`experts of a ${name} layout`, () => {

@@ -5,14 +5,14 @@ import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import test from "node:test";
 
-import { SliceCache } from "/static/kvasir/worker/slice_cache.js";
-import { Patience } from "/static/kvasir/worker/slice_download.js";
-import * as errors from "/static/kvasir/worker/slice_errors.js";
-import { readSlice } from "/static/kvasir/worker/slice_file.js";
-import { RangeSource } from "/static/kvasir/worker/slice_http.js";
-import { parseManifest } from "/static/kvasir/worker/slice_manifest.js";
-import { SliceFolder, sliceNames } from "/static/kvasir/worker/slice_paths.js";
-import { SliceStore, offerAt } from "/static/kvasir/worker/slice_store.js";
+import { SliceCache } from "/static/kvasir/worker/slices/cache.js";
+import { Patience } from "/static/kvasir/worker/slices/download.js";
+import * as errors from "/static/kvasir/worker/slices/errors.js";
+import { readSlice } from "/static/kvasir/slicing/slice_file.js";
+import { RangeSource } from "/static/kvasir/worker/slices/http.js";
+import { parseManifest } from "/static/kvasir/worker/slices/manifest.js";
+import { SliceFolder, sliceNames } from "/static/kvasir/worker/slices/paths.js";
+import { SliceStore, offerAt } from "/static/kvasir/worker/slices/store.js";
 import { MemoryDirectory } from "./memory_files.mjs";
 import { ScriptedSite } from "./scripted_site.mjs";
 

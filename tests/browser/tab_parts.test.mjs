@@ -4,17 +4,17 @@ import assert from "node:assert/strict";
 import test from "node:test";
 
 import { KernelLostError } from "/static/kvasir/kernels/errors.js";
-import { adviseBudget, boundedBudget } from "/static/kvasir/worker/budget.js";
-import { UNKNOWN_SURROUNDINGS, pauseReason } from "/static/kvasir/worker/conditions.js";
-import { KernelKeeper } from "/static/kvasir/worker/kernel_keeper.js";
-import { News } from "/static/kvasir/worker/news.js";
-import { isMetered } from "/static/kvasir/worker/page_surroundings.js";
-import { NO_SETTINGS, piecesWithin, rotateInS } from "/static/kvasir/worker/agent_state.js";
-import { readRewards, rewardFacts } from "/static/kvasir/worker/rewards.js";
-import { ServedCounter } from "/static/kvasir/worker/served_counter.js";
-import { StatePublisher } from "/static/kvasir/worker/state_publisher.js";
-import { TabReport } from "/static/kvasir/worker/tab_report.js";
-import { workerState } from "/static/kvasir/worker/plan_state.js";
+import { adviseBudget, boundedBudget } from "/static/kvasir/worker/tab/budget.js";
+import { UNKNOWN_SURROUNDINGS, pauseReason } from "/static/kvasir/worker/tab/conditions.js";
+import { KernelKeeper } from "/static/kvasir/worker/serving/kernel_keeper.js";
+import { News } from "/static/kvasir/worker/tab/news.js";
+import { isMetered } from "/static/kvasir/worker/tab/page_surroundings.js";
+import { NO_SETTINGS, piecesWithin, rotateInS } from "/static/kvasir/worker/agent/state.js";
+import { readRewards, rewardFacts } from "/static/kvasir/worker/agent/rewards.js";
+import { ServedCounter } from "/static/kvasir/worker/serving/served_counter.js";
+import { StatePublisher } from "/static/kvasir/worker/tab/state_publisher.js";
+import { TabReport } from "/static/kvasir/worker/tab/report.js";
+import { workerState } from "/static/kvasir/worker/agent/plan_state.js";
 
 const GIB = 2 ** 30;
 const DEVICE = {

@@ -112,7 +112,7 @@ FILES = """(async () => {
     for await (const _ of slices.values()) n += 1;
     return n;
 })()"""
-NEW_CLIENT = """import('/static/kvasir/worker/worker_client.js').then(({ ContributionClient }) => {
+NEW_CLIENT = """import('/static/kvasir/worker/tab/client.js').then(({ ContributionClient }) => {
     window.client = new ContributionClient();
 })"""
 

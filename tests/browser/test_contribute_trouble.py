@@ -107,7 +107,7 @@ async def start_in(tab: Tab) -> None:
     """Make a tab contribute without the page's buttons: this browser has no tap on the page's worker."""
     await tab.wait_until("location.protocol === 'http:' && document.readyState === 'complete'")
     await tab.evaluate(
-        "import('/static/kvasir/worker/worker_client.js').then((m) => {"
+        "import('/static/kvasir/worker/tab/client.js').then((m) => {"
         " window.client = new m.ContributionClient();"
         " window.nStates = 0;"
         " client.subscribe(() => { window.nStates += 1; });"

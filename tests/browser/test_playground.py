@@ -182,7 +182,7 @@ def test_what_this_browser_computed_is_told_apart(service: ServiceProcess) -> No
         name = await answering_worker(page)
         await page.evaluate(
             """async (nodeId) => {
-                 const { RecordStore } = await import("/static/kvasir/worker/record_store.js");
+                 const { RecordStore } = await import("/static/kvasir/worker/tab/record_store.js");
                  const records = await RecordStore.open();
                  await records.put("worker", { version: 1, identity: { nodeId } });
                  records.database.close();

@@ -10,9 +10,9 @@ import { plainRows } from "/static/kvasir/kernels/kx1_inputs.js";
 import { packRows } from "/static/kvasir/kernels/kx1_pack.js";
 import { madeExpert, selfTest } from "/static/kvasir/kernels/selftest.js";
 import { SELF_TEST_DIGEST } from "/static/kvasir/kernels/selftest_cases.js";
-import { BUILDS, chooseBuild, fetchModule } from "/static/kvasir/kernels/wasm_builds.js";
-import { Kx1Instance } from "/static/kvasir/kernels/wasm_instance.js";
-import { createWasmKernel } from "/static/kvasir/kernels/wasm_kernel.js";
+import { BUILDS, chooseBuild, fetchModule } from "/static/kvasir/kernels/wasm/builds.js";
+import { Kx1Instance } from "/static/kvasir/kernels/wasm/instance.js";
+import { createWasmKernel } from "/static/kvasir/kernels/wasm/kernel.js";
 import { checkVectors } from "./pages/kx1_vectors.js";
 import { readBuild, startThread } from "./wasm_node.mjs";
 

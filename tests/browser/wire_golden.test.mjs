@@ -7,8 +7,8 @@ import { test } from "node:test";
 import { crc32 as zlibCrc32 } from "node:zlib";
 import { crc32 } from "../../frontend/static/kvasir/wire/checksum.js";
 import { WireError, WireVersionError } from "../../frontend/static/kvasir/wire/errors.js";
-import { decode, encode, join } from "../../frontend/static/kvasir/wire/wire.js";
-import { goaway, result, sumResult } from "../../frontend/static/kvasir/wire/wire_frames.js";
+import { decode, encode, join } from "../../frontend/static/kvasir/wire/codec.js";
+import { goaway, result, sumResult } from "../../frontend/static/kvasir/wire/frames.js";
 import {
     HEADER_BYTES,
     Kind,
@@ -17,7 +17,7 @@ import {
     WireType,
     encodedRowBytes,
     makeLimits,
-} from "../../frontend/static/kvasir/wire/wire_header.js";
+} from "../../frontend/static/kvasir/wire/header.js";
 import { ENTRIES, frameOf, mixed } from "./golden_frames.mjs";
 
 const sha256 = (data) => createHash("sha256").update(data).digest("hex");

@@ -4,10 +4,10 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { KernelError } from "/static/kvasir/kernels/errors.js";
-import { recordHead } from "/static/kvasir/wire/relay_records.js";
-import { encode, join } from "/static/kvasir/wire/wire.js";
-import { FaultCode, RefuseCode, Role, fault, goaway, pause, ping, pong, refuse } from "/static/kvasir/wire/wire_frames.js";
-import { Kind, WireType, makeLimits } from "/static/kvasir/wire/wire_header.js";
+import { recordHead } from "/static/kvasir/relay/records.js";
+import { encode, join } from "/static/kvasir/wire/codec.js";
+import { FaultCode, RefuseCode, Role, fault, goaway, pause, ping, pong, refuse } from "/static/kvasir/wire/frames.js";
+import { Kind, WireType, makeLimits } from "/static/kvasir/wire/header.js";
 import { KERNEL, MODEL, ScriptedKernel, backboneHello, dispatch, settle } from "./scripted_relay.mjs";
 import { checkResult, results, serving, world } from "./served_worker.mjs";
 

@@ -4,9 +4,9 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { sumOutputs } from "/static/kvasir/kernels/sums.js";
-import { FaultCode } from "/static/kvasir/wire/wire_frames.js";
-import { Kind, makeLimits } from "/static/kvasir/wire/wire_header.js";
-import { ComputeQueue } from "/static/kvasir/worker/compute.js";
+import { FaultCode } from "/static/kvasir/wire/frames.js";
+import { Kind, makeLimits } from "/static/kvasir/wire/header.js";
+import { ComputeQueue } from "/static/kvasir/worker/serving/compute.js";
 import { ScriptedKernel, dispatch, holdingsOf, outputsOf, settle } from "./scripted_relay.mjs";
 import { checkResult, results, serving } from "./served_worker.mjs";
 

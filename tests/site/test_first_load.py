@@ -73,8 +73,8 @@ def test_a_first_visit_is_light(page: str) -> None:
 
 def test_the_contributing_tabs_worker_is_counted() -> None:
     found = weights("/contribute")
-    assert {"/static/kvasir/worker/worker_main.js", "/static/kvasir/vendor/preact/preact.mjs"} <= set(found)
-    assert "/static/kvasir/worker/tab_session.js" not in found, "a visitor who only looks loads the whole worker"
+    assert {"/static/kvasir/worker/tab/main.js", "/static/kvasir/vendor/preact/preact.mjs"} <= set(found)
+    assert "/static/kvasir/worker/tab/session.js" not in found, "a visitor who only looks loads the whole worker"
 
 
 def test_a_module_names_what_it_imports_in_every_form() -> None:

@@ -3,7 +3,7 @@
  */
 
 import { checkKernel } from "/static/kvasir/kernels/fresh_check.js";
-import { createGpuKernel } from "/static/kvasir/kernels/gpu_kernel.js";
+import { createGpuKernel } from "/static/kvasir/kernels/gpu/kernel.js";
 
 /** What checks of the GPU say: a right one, and one that errs with fresh numbers alone. */
 export async function checkGpu() {

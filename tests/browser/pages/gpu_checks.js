@@ -2,12 +2,12 @@
  * What tests/browser/test_gpu_kernel.py asks of the GPU kernel in a page; every function returns plain values.
  */
 
-import { createGpuKernel } from "/static/kvasir/kernels/gpu_kernel.js";
+import { createGpuKernel } from "/static/kvasir/kernels/gpu/kernel.js";
 import { KX1_FINGERPRINT } from "/static/kvasir/kernels/kx1_format.js";
 import { callAll, differences, goldenExperts, goldenHashes, sha256 } from "/expert_vectors.js";
 
 const CAPACITY = 16 * 1024 * 1024;
-/** @type {Promise<import("../../../frontend/static/kvasir/kernels/gpu_backend.js").GpuKernel> | null} */
+/** @type {Promise<import("../../../frontend/static/kvasir/kernels/gpu/backend.js").GpuKernel> | null} */
 let made = null;
 
 function kernel() {
@@ -153,9 +153,9 @@ export async function memory() {
 
 /** The programs for many pairs, on two types: golden outputs of 23 pairs and of 46, cut into small submissions. */
 export async function tiled() {
-    const { GpuKernel } = await import("/static/kvasir/kernels/gpu_backend.js");
-    const { openGpuDevice } = await import("/static/kvasir/kernels/gpu_device.js");
-    const { readSources } = await import("/static/kvasir/kernels/gpu_programs.js");
+    const { GpuKernel } = await import("/static/kvasir/kernels/gpu/backend.js");
+    const { openGpuDevice } = await import("/static/kvasir/kernels/gpu/device.js");
+    const { readSources } = await import("/static/kvasir/kernels/gpu/programs.js");
     const tunables = { lanes: 1, tiledFrom: 20 };
     const options = { dot: "dot_plain", tunables, maxBytes: CAPACITY, nInFlight: 2 };
     const gpu = new GpuKernel(await openGpuDevice({ software: true }), await readSources(), options);
@@ -174,9 +174,9 @@ export async function tiled() {
 
 /** What a measurement chooses here, on small experts. */
 export async function measured() {
-    const { openGpuDevice } = await import("/static/kvasir/kernels/gpu_device.js");
-    const { readSources } = await import("/static/kvasir/kernels/gpu_programs.js");
-    const { measureTunables } = await import("/static/kvasir/kernels/gpu_tunables.js");
+    const { openGpuDevice } = await import("/static/kvasir/kernels/gpu/device.js");
+    const { readSources } = await import("/static/kvasir/kernels/gpu/programs.js");
+    const { measureTunables } = await import("/static/kvasir/kernels/gpu/tunables.js");
     const opened = await openGpuDevice({ software: true });
     const chosen = await measureTunables(opened, await readSources(), "dot_packed", { dModel: 256, dFf: 256 });
     opened.device.destroy();
@@ -185,7 +185,7 @@ export async function measured() {
 
 /** Experts of every type on the GPU and in WebAssembly: differences between the two. */
 export async function sameAsWasm() {
-    const { createWasmKernel } = await import("/static/kvasir/kernels/wasm_kernel.js");
+    const { createWasmKernel } = await import("/static/kvasir/kernels/wasm/kernel.js");
     const { madeExpert } = await import("/static/kvasir/kernels/selftest.js");
     const { legalPackedRows } = await import("/static/kvasir/kernels/kx1_inputs.js");
     const [gpu, wasm] = [await kernel(), await createWasmKernel({ nThreads: 2 })];

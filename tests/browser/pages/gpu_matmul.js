@@ -2,9 +2,9 @@
  * One matrix at a time on the GPU, for the golden vectors of single matrices: the shaders of the kernel, two steps.
  */
 
-import { writePadded } from "/static/kvasir/kernels/gpu_arenas.js";
-import { openGpuDevice } from "/static/kvasir/kernels/gpu_device.js";
-import { NEVER, GpuPrograms, SHAPE_BYTES, readSources } from "/static/kvasir/kernels/gpu_programs.js";
+import { writePadded } from "/static/kvasir/kernels/gpu/arenas.js";
+import { openGpuDevice } from "/static/kvasir/kernels/gpu/device.js";
+import { NEVER, GpuPrograms, SHAPE_BYTES, readSources } from "/static/kvasir/kernels/gpu/programs.js";
 import { packedRowBytes, weightExponent } from "/static/kvasir/kernels/kx1_format.js";
 import { adversarialRows, madeWeights, plainRows } from "/static/kvasir/kernels/kx1_inputs.js";
 import { packRows } from "/static/kvasir/kernels/kx1_pack.js";

@@ -1,7 +1,7 @@
 /**
  * All golden vectors of tests/golden/kx1 against one WebAssembly build, in node and in a page: bits are compared.
  *
- * `checkVectors` takes an instance with the steps of KX1 (`wasm_instance.js`) and returns what differed.
+ * `checkVectors` takes an instance with the steps of KX1 (`wasm/instance.js`) and returns what differed.
  */
 
 import { checkPackedRows, packedRowBytes, weightExponents } from "/static/kvasir/kernels/kx1_format.js";
@@ -18,7 +18,7 @@ const UNSEEN = ["scale", "round"];
 
 /**
  * @param {{cases: any[], bytes: ArrayBuffer}} golden vectors.json and vectors.bin
- * @param {import("../../../frontend/static/kvasir/kernels/wasm_instance.js").Kx1Instance} instance
+ * @param {import("../../../frontend/static/kvasir/kernels/wasm/instance.js").Kx1Instance} instance
  * @returns {Promise<{nCases: number, differing: string[]}>}
  */
 export async function checkVectors({ cases, bytes }, instance) {

@@ -8,9 +8,9 @@ import { KernelLostError } from "/static/kvasir/kernels/errors.js";
 import { chooseKernel } from "/static/kvasir/kernels/kernel_choice.js";
 import { kernelMemory } from "/static/kvasir/kernels/kernel_memory.js";
 import { selfTest } from "/static/kvasir/kernels/selftest.js";
-import { BUILDS, fetchModule } from "/static/kvasir/kernels/wasm_builds.js";
-import { Kx1Instance } from "/static/kvasir/kernels/wasm_instance.js";
-import { createWasmKernel } from "/static/kvasir/kernels/wasm_kernel.js";
+import { BUILDS, fetchModule } from "/static/kvasir/kernels/wasm/builds.js";
+import { Kx1Instance } from "/static/kvasir/kernels/wasm/instance.js";
+import { createWasmKernel } from "/static/kvasir/kernels/wasm/kernel.js";
 import { callAll, differences, goldenExperts } from "./expert_vectors.js";
 import { checkVectors } from "./kx1_vectors.js";
 

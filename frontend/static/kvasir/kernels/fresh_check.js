@@ -12,11 +12,11 @@ import { adversarialRows, legalPackedRows, plainRows } from "./kx1_inputs.js";
 import { packRows } from "./kx1_pack.js";
 import { madeExpert, selfTest } from "./selftest.js";
 import { SELF_TEST_CASES, SELF_TEST_SHAPE } from "./selftest_cases.js";
-import { fetchModule } from "./wasm_builds.js";
-import { Kx1Instance } from "./wasm_instance.js";
+import { fetchModule } from "./wasm/builds.js";
+import { Kx1Instance } from "./wasm/instance.js";
 
 /** @import { ExpertKernel, ExpertWeights } from "./kernel_types.js" */
-/** @import { BuildName } from "./wasm_builds.js" */
+/** @import { BuildName } from "./wasm/builds.js" */
 /** @typedef {(name: BuildName) => Promise<BufferSource>} ReadBuild */
 
 /** What two experts of the self-test take at most, with room for how a device rounds. */

@@ -7,17 +7,17 @@
 
 import { BothKernel } from "./both_kernel.js";
 import { GpuUnavailableError, KernelError, UnsupportedBrowserError } from "./errors.js";
-import { createGpuKernel } from "./gpu_kernel.js";
+import { createGpuKernel } from "./gpu/kernel.js";
 import { MEASURED_PAIRS, measureKernel } from "./kernel_measure.js";
 import { selfTest } from "./selftest.js";
-import { NO_SIMD } from "./wasm_builds.js";
-import { createWasmKernel } from "./wasm_kernel.js";
+import { NO_SIMD } from "./wasm/builds.js";
+import { createWasmKernel } from "./wasm/kernel.js";
 
 /** @import { ExpertKernel } from "./kernel_types.js" */
-/** @import { GpuKernel } from "./gpu_backend.js" */
+/** @import { GpuKernel } from "./gpu/backend.js" */
 /** @import { Times } from "./kernel_measure.js" */
-/** @import { BuildName } from "./wasm_builds.js" */
-/** @import { WasmKernel, WasmKernelOptions } from "./wasm_kernel.js" */
+/** @import { BuildName } from "./wasm/builds.js" */
+/** @import { WasmKernel, WasmKernelOptions } from "./wasm/kernel.js" */
 
 /**
  * What one start measured, for the next.

@@ -1,5 +1,5 @@
 /**
- * What an expert kernel is: one interface, two backends (`gpu_kernel.js`, `wasm_kernel.js`), and `kernel_choice.js`
+ * What an expert kernel is: one interface, two backends (`gpu/kernel.js`, `wasm/kernel.js`), and `kernel_choice.js`
  * in front of both.
  *
  * Types alone, for the checker: nothing here runs. Every kernel gives the bits of docs/kx1.md, so that it makes no

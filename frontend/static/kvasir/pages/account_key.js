@@ -3,7 +3,7 @@
  * the contributing tab ask. Keys go into an Authorization header and nowhere else; no cookie, no server session.
  */
 
-import { RecordStore } from "../worker/record_store.js";
+import { RecordStore } from "../worker/tab/record_store.js";
 
 const FORM = /^kva-[0-9a-f]{16}-[A-Za-z0-9_-]{43}$/;
 

@@ -17,10 +17,10 @@ import {
     kindName,
     sumsBytes,
     wireTypeName,
-} from "./wire_header.js";
+} from "./header.js";
 
-/** @typedef {import("./wire_header.js").Header} Header */
-/** @typedef {import("./wire_header.js").Limits} Limits */
+/** @typedef {import("./header.js").Header} Header */
+/** @typedef {import("./header.js").Limits} Limits */
 
 /** @type {readonly number[]} */
 const DISPATCH_TYPES = [WireType.F32, WireType.KX1];

@@ -1,16 +1,16 @@
 /**
  * Payloads byte by byte: numbers, texts, fingerprints, limits and ranges, written and read from front to back. Twin of
- * the reader in kvasir/wire/payloads.py; wire_payloads.js uses it and knows which fields a frame has.
+ * the reader in kvasir/wire/payloads.py; wire/payloads.js uses it and knows which fields a frame has.
  */
 
 import { WireError } from "./errors.js";
-import { expertRange } from "./expert_ranges.js";
+import { expertRange } from "../slicing/expert_ranges.js";
 import { hasControls } from "./texts.js";
-import { MAX_TEXT_BYTES } from "./wire_frames.js";
-import { isWithin, kindName, makeLimits } from "./wire_header.js";
+import { MAX_TEXT_BYTES } from "./frames.js";
+import { isWithin, kindName, makeLimits } from "./header.js";
 
-/** @typedef {import("./wire_header.js").Limits} Limits */
-/** @typedef {import("./expert_ranges.js").ExpertRange} ExpertRange */
+/** @typedef {import("./header.js").Limits} Limits */
+/** @typedef {import("../slicing/expert_ranges.js").ExpertRange} ExpertRange */
 
 const ENCODER = new TextEncoder();
 const RANGE_BYTES = 12;

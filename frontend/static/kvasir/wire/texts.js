@@ -3,7 +3,7 @@
  * and clipped in kvasir/wire/frames.py. Payloads and everyone who sends a reason use it.
  */
 
-import { MAX_TEXT_BYTES } from "./wire_frames.js";
+import { MAX_TEXT_BYTES } from "./frames.js";
 
 const ENCODER = new TextEncoder();
 const CONTROL = /[\u0000-\u001f\u007f-\u009f]|\p{Surrogate}/u;

@@ -1,0 +1,272 @@
+/**
+ * A worker's WebSocket to a relay: opening, records in and out, signs of life. Twin of kvasir/relay/socket.py.
+ * worker/join.js holds one; frames of many edges share it. Browsers cannot send a WebSocket ping, so it asks for a sign
+ * of life by a PING of the wire. Reconnecting is its owner's business.
+ */
+
+import { EdgeError, EdgeTimeout, HandshakeRefused, WireError, messageOf } from "../wire/errors.js";
+import { REAL_OUTSIDE } from "../wire/outside.js";
+import { RelayLink } from "./link.js";
+import { RelayOutgoing } from "./outgoing.js";
+import { RECORD_BYTES, RELAY_EDGE, openingMessage, records } from "./records.js";
+import { LOOK_EVERY_S, LookResult, SignsOfLife } from "../edge/signs_of_life.js";
+import { decode, encode } from "../wire/codec.js";
+import { RefuseCode, ping, pong } from "../wire/frames.js";
+import { HEADER_BYTES, Kind, PROTOCOL_LIMITS } from "../wire/header.js";
+
+/** @typedef {import("../wire/outside.js").Outside} Outside */
+/** @typedef {import("../wire/outside.js").SocketLike} SocketLike */
+/** @typedef {import("../wire/frames.js").Frame} Frame */
+/** @typedef {import("../wire/frames.js").Welcome} Welcome */
+
+const CLOSE_DEADLINE_S = 2;
+const KIND_AT = 5; // where a frame's header holds its kind
+const CLOSE_REASON_CHARACTERS = 40; // at most 123 bytes of UTF-8 may be said when a socket closes
+/** A look at the clock that comes this late says that the tab was frozen, not that the relay is gone. */
+const FROZEN_S = 3 * LOOK_EVERY_S;
+
+/**
+ * @typedef {object} SocketOptions
+ * @property {string} url ws: or wss:
+ * @property {import("../wire/frames.js").Hello} hello with the token
+ * @property {(link: RelayLink) => void} onEdge called for every edge that opens; it sets the link's owner
+ * @property {number} deadlineS for all of the opening
+ * @property {AbortSignal} [signal] gives the opening up
+ * @property {import("../edge/signs_of_life.js").KeepAlive} [keepAlive]
+ * @property {Outside} [outside]
+ */
+
+/** An open socket. `closed` resolves with why it ended; edges that are open then are lost. */
+export class RelaySocket {
+    /** @type {Promise<string>} */
+    closed;
+    /** Why the relay is about to stop, or "". */
+    goaway = "";
+    #options;
+    #outside;
+    /** @type {SocketLike | null} */
+    #socket = null;
+    /** @type {Map<number, RelayLink>} */
+    #links = new Map();
+    #outgoing;
+    /** @type {Welcome | null} */
+    #welcome = null;
+    /** @type {((error: Error | null) => void) | null} ends the opening */
+    #opened = null;
+    /** @type {(reason: string) => void} */
+    #resolveClosed = () => {};
+    #endReason = "";
+    #parting = ""; // why this side closes
+    #signs;
+    #pingNumber = 0;
+
+    /** @param {SocketOptions} options use `connect` */
+    constructor(options) {
+        this.#options = options;
+        this.#outside = options.outside ?? REAL_OUTSIDE;
+        this.#outgoing = new RelayOutgoing(this.#outside);
+        this.#signs = new SignsOfLife(this.#outside.nowS(), options.keepAlive);
+        this.closed = new Promise((resolve) => (this.#resolveClosed = resolve));
+    }
+
+    /**
+     * Open a socket and have the hello accepted, all within the deadline.
+     * @param {SocketOptions} options
+     * @returns {Promise<RelaySocket>}
+     * @throws {HandshakeRefused} with the relay's reason
+     * @throws {EdgeTimeout}
+     * @throws {EdgeError} when nobody answers, or not in this protocol
+     */
+    static async connect(options) {
+        const relay = new RelaySocket(options);
+        const { url, deadlineS, signal } = options;
+        const timer = relay.#outside.after(deadlineS, () => {
+            relay.#fail(new EdgeTimeout(`relay ${url}: no answer to the hello within ${deadlineS} s`));
+        });
+        const giveUp = () => relay.#fail(new EdgeError(`relay ${url}: the handshake was given up`));
+        signal?.addEventListener("abort", giveUp);
+        try {
+            await relay.#open();
+        } finally {
+            timer.cancel();
+            signal?.removeEventListener("abort", giveUp);
+        }
+        relay.#stayAlive(relay.#outside.nowS());
+        return relay;
+    }
+
+    /** @returns {Welcome} the relay's answer; its limits hold the credit of an edge */
+    get welcome() {
+        if (this.#welcome === null) throw new EdgeError(`relay ${this.#options.url} has not answered yet`);
+        return this.#welcome;
+    }
+
+    /**
+     * Send what is queued, close, and end every edge; within two seconds.
+     * @param {string} reason
+     * @returns {Promise<void>}
+     */
+    async close(reason) {
+        this.#parting = reason;
+        if (!this.#endReason) {
+            const timer = this.#outside.after(CLOSE_DEADLINE_S, () => this.#abort(reason));
+            await this.#outgoing.idle();
+            this.#socket?.close(1000, reason.slice(0, CLOSE_REASON_CHARACTERS));
+            await this.closed;
+            timer.cancel();
+        }
+    }
+
+    // What links call
+
+    /**
+     * Queue one frame of an edge, or of the relay's own when there is no link.
+     * @param {RelayLink | null} link
+     * @param {readonly Uint8Array[]} buffers
+     * @param {number} nBytes with the record's head
+     */
+    post(link, buffers, nBytes) {
+        this.#outgoing.post({ link, buffers, nBytes });
+    }
+
+    /** @param {RelayLink} link what still comes for it is dropped */
+    forget(link) {
+        this.#links.delete(link.number);
+    }
+
+    /** @returns {Promise<void>} */
+    #open() {
+        return new Promise((resolve, reject) => {
+            this.#opened = (error) => (error === null ? resolve() : reject(error));
+            if (this.#options.signal?.aborted) {
+                this.#fail(new EdgeError("the handshake was given up"));
+                return;
+            }
+            try {
+                this.#listen(this.#outside.openSocket(checkedUrl(this.#options.url)));
+            } catch (error) {
+                this.#fail(new EdgeError(`relay ${this.#options.url} cannot be reached: ${messageOf(error)}`));
+            }
+        });
+    }
+
+    /** @param {SocketLike} socket */
+    #listen(socket) {
+        this.#socket = socket;
+        this.#outgoing.socket = socket;
+        const opening = openingMessage(this.#options.hello); // throws for a token that cannot travel
+        socket.binaryType = "arraybuffer";
+        socket.onopen = () => socket.send(opening);
+        socket.onmessage = (event) => this.#receive(event.data);
+        socket.onclose = ({ code, reason }) => {
+            const { url } = this.#options;
+            if (this.#opened !== null) {
+                this.#fail(new EdgeError(`relay ${url} cannot be reached: socket closed (${code}: ${reason})`));
+            } else {
+                this.#abort(`relay ${url}: socket closed (${code}: ${reason})`);
+            }
+        };
+    }
+
+    /** @param {unknown} data */
+    #receive(data) {
+        this.#signs.heardS = this.#outside.nowS();
+        try {
+            if (!(data instanceof ArrayBuffer)) throw new WireError("a text message; the relay speaks in bytes");
+            for (const record of records(new Uint8Array(data))) this.#take(record.edge, record.data);
+        } catch (error) {
+            if (!(error instanceof WireError || error instanceof EdgeError)) console.error(error);
+            const { url } = this.#options;
+            if (error instanceof HandshakeRefused) this.#fail(error);
+            else this.#fail(new EdgeError(`relay ${url} does not speak this protocol: ${messageOf(error)}`));
+        }
+    }
+
+    /** @param {number} edge @param {Uint8Array} data */
+    #take(edge, data) {
+        if (edge === RELAY_EDGE) {
+            this.#hear(decode(data));
+            return;
+        }
+        let link = this.#links.get(edge);
+        if (link === undefined) {
+            const isOpening = data.length >= HEADER_BYTES && data[KIND_AT] === Kind.HELLO;
+            if (!isOpening) return; // for an edge that this side has closed
+            link = new RelayLink(edge, this);
+            this.#links.set(edge, link);
+            this.#options.onEdge(link);
+        }
+        link.take(data);
+    }
+
+    /** What the relay itself says. @param {Frame} frame */
+    #hear(frame) {
+        if (frame.kind === Kind.WELCOME) {
+            this.#welcome = frame;
+            this.#opened?.(null);
+            this.#opened = null;
+        } else if (frame.kind === Kind.REFUSE) {
+            const code = Object.entries(RefuseCode).find(([, number]) => number === frame.code)?.[0];
+            throw new HandshakeRefused(frame.code, `relay ${this.#options.url} refused (${code}): ${frame.message}`);
+        } else if (frame.kind === Kind.GOAWAY) {
+            this.goaway = frame.reason || "the relay stops";
+        } else if (frame.kind === Kind.PING) {
+            this.#say(pong(frame.number));
+        } else if (frame.kind !== Kind.PONG) {
+            throw new WireError(`a frame of kind ${frame.kind} from the relay itself is out of place`);
+        }
+    }
+
+    /** @param {Frame} frame */
+    #say(frame) {
+        const buffers = encode(frame, PROTOCOL_LIMITS);
+        this.post(null, buffers, buffers.reduce((sum, buffer) => sum + buffer.length, RECORD_BYTES));
+    }
+
+    /** @param {number} lookedS the moment of the look before */
+    #stayAlive(lookedS) {
+        this.#outside.after(LOOK_EVERY_S, () => {
+            if (this.#endReason) return;
+            const nowS = this.#outside.nowS();
+            const nUnsent = this.#socket?.bufferedAmount ?? 0;
+            const action = this.#signs.look(nowS, nUnsent, nowS - lookedS < FROZEN_S);
+            if (action === LookResult.PING) this.#say(ping((this.#pingNumber += 1)));
+            if (action === LookResult.GIVE_UP) {
+                const silentS = this.#signs.silentS(nowS).toFixed(1);
+                this.#abort(`relay ${this.#options.url} gave no sign of life for ${silentS} s`);
+            } else {
+                this.#stayAlive(nowS);
+            }
+        });
+    }
+
+    /** @param {Error} error ends the opening, or the socket */
+    #fail(error) {
+        const opened = this.#opened;
+        this.#opened = null;
+        this.#abort(error.message);
+        opened?.(error);
+    }
+
+    /** Close for good: every edge is lost now. @param {string} reason */
+    #abort(reason) {
+        if (this.#endReason) return;
+        this.#endReason = this.#parting || reason;
+        const socket = this.#socket;
+        if (socket !== null) {
+            socket.onopen = socket.onmessage = socket.onclose = null;
+            socket.close();
+        }
+        this.#outgoing.end();
+        for (const link of [...this.#links.values()]) link.lost(this.#endReason);
+        this.#resolveClosed(this.#endReason);
+    }
+}
+
+/** @param {string} url @returns {string} the same, if it is a WebSocket's and without secrets */
+function checkedUrl(url) {
+    const { protocol, username, password, search, hash } = new URL(url);
+    if (protocol !== "ws:" && protocol !== "wss:") throw new EdgeError(`${url} is not a ws: or wss: address`);
+    if (username || password || search || hash) throw new EdgeError("a relay address holds no user, query or fragment");
+    return url;
+}

@@ -1,0 +1,124 @@
+/**
+ * An agent's downloads: one piece at a time, and what its failure means. Twin of kvasir/worker/agent/fetch.py.
+ * `agent/downloads.js` starts a fetch. A slice is loaded into the kernel as soon as it is verified, so that serving it
+ * is only a matter of edges; slices that are held are neither evicted nor unloaded until they are let go.
+ */
+
+import { Outcome } from "./fetch_outcome.js";
+import { CacheFullError, DiskFullError, DoesNotFitError, DownloadError, SourceRefusedError } from "../slices/errors.js";
+import { KernelError, KernelLostError, KernelMemoryError } from "../../kernels/errors.js";
+import { offerAt } from "../slices/store.js";
+
+/** @import { Fetched } from "./fetch_outcome.js" */
+/** @import { ExpertRange, Piece } from "./plan_state.js" */
+/** @import { HeldSlice, SliceStore, Watched } from "../slices/store.js" */
+
+/**
+ * @typedef {{load: (held: HeldSlice) => Promise<void>, unload: (held: HeldSlice) => void}} SliceLoader  throws
+ *   KernelError
+ */
+
+const NO_ROOM = [DoesNotFitError, CacheFullError, DiskFullError, KernelMemoryError];
+const ROUNDS_MOST = 3; // of a piece; each has its own attempts
+
+/** A range as text: the key under which slices and experts are known. @param {ExpertRange} range */
+export function rangeKey({ layer, start, stop }) {
+    return `${layer}:${start}-${stop}`;
+}
+
+/** The slices of one site. */
+export class Fetcher {
+    /**
+     * @param {string} site @param {number} budgetBytes @param {(token: string) => SliceStore} makeStore
+     * @param {SliceLoader} loader
+     */
+    constructor(site, budgetBytes, makeStore, loader) {
+        this.loader = loader;
+        this.site = site;
+        this.budgetBytes = budgetBytes;
+        this.makeStore = makeStore;
+        /** @type {SliceStore | null} */
+        this.store = null;
+        /** @type {Map<string, HeldSlice>} */
+        this.held = new Map();
+        /** @type {Map<string, number>} */
+        this.nRounds = new Map();
+        this.nDownloadedBefore = 0;
+    }
+
+    /** Bytes that came over the network. */
+    get nDownloaded() {
+        return this.nDownloadedBefore + (this.store?.nDownloaded ?? 0);
+    }
+
+    /** Ask with this token from now on. @param {string} token */
+    useToken(token) {
+        this.nDownloadedBefore = this.nDownloaded;
+        this.store = this.makeStore(token);
+    }
+
+    /** The slices of pieces that are held. @param {readonly ExpertRange[]} ranges @returns {HeldSlice[]} */
+    slices(ranges) {
+        return ranges.flatMap((range) => this.held.get(rangeKey(range)) ?? []);
+    }
+
+    /** Let go of all other slices: they may leave the cache. @param {readonly ExpertRange[]} ranges */
+    keepOnly(ranges) {
+        const kept = new Set(ranges.map(rangeKey));
+        for (const [key, held] of this.held) {
+            if (kept.has(key)) continue;
+            this.loader.unload(held);
+            this.store?.release(held);
+            this.held.delete(key);
+        }
+    }
+
+    /**
+     * Get a piece. `othersBytes` is what the other pieces take of the budget. Throws no DownloadError, but the signal's
+     * reason when it is cut.
+     * @param {string} fingerprint @param {Readonly<Piece>} piece @param {number} othersBytes
+     * @param {Watched & {onLoad?: () => void}} watched @returns {Promise<Fetched>}
+     */
+    async fetch(fingerprint, piece, othersBytes, watched) {
+        const key = rangeKey(piece.range);
+        try {
+            if (this.store === null) throw new SourceRefusedError("there is no token yet");
+            const offer = offerAt(this.site, fingerprint, [piece.range]);
+            const held = await this.store.obtain(offer, this.budgetBytes - othersBytes, watched);
+            watched.onLoad?.();
+            await this.load(this.store, held, watched.signal);
+            this.held.set(key, held);
+        } catch (error) {
+            watched.signal?.throwIfAborted();
+            if (!(error instanceof DownloadError || error instanceof KernelError)) throw error;
+            return { piece, outcome: this.meaning(key, error), problem: error.message };
+        }
+        this.nRounds.delete(key);
+        return { piece, outcome: Outcome.FETCHED, problem: "" };
+    }
+
+    /** @param {SliceStore} store @param {HeldSlice} held @param {AbortSignal} [signal] */
+    async load(store, held, signal) {
+        try {
+            await this.loader.load(held);
+            if (signal?.aborted) this.loader.unload(held);
+            signal?.throwIfAborted();
+        } catch (error) {
+            store.release(held);
+            throw error;
+        }
+    }
+
+    /** @param {string} key @param {DownloadError | KernelError} error */
+    meaning(key, error) {
+        if (NO_ROOM.some((kind) => error instanceof kind)) return Outcome.NO_ROOM;
+        if (error instanceof KernelError && !(error instanceof KernelLostError)) return Outcome.HOPELESS;
+        const nRounds = (this.nRounds.get(key) ?? 0) + 1;
+        if (error instanceof SourceRefusedError || nRounds >= ROUNDS_MOST) {
+            this.nRounds.delete(key);
+            return Outcome.HOPELESS;
+        }
+        this.nRounds.set(key, nRounds);
+        return Outcome.AGAIN;
+    }
+}

@@ -1,0 +1,103 @@
+/**
+ * What an agent tells its site and asks it: heartbeats, demand, work, and moves that follow from the demand. The market
+ * part of kvasir/worker/agent/agent.py. `agent.js` calls it with what the plan decided.
+ */
+
+import { AgentEndedError } from "./errors.js";
+import { rangeKey } from "./fetch.js";
+import * as after from "./plan_changes.js";
+import { areSameRanges } from "../../slicing/expert_ranges.js";
+
+/** @import { Agent } from "./agent.js" */
+/** @import { Assigned } from "./market_client.js" */
+/** @import { Action } from "./plan_actions.js" */
+/** @import { Ranges } from "./plan_state.js" */
+
+/** How slowly a worker moves. Seconds. @typedef {{lookS: number, moveLeastS: number, moveMostS: number}} Pace */
+
+/** @type {Readonly<Pace>} */
+const PACE = Object.freeze({ lookS: 60, moveLeastS: 60, moveMostS: 300 });
+
+export class MarketTalk {
+    /** @param {Agent} agent */
+    constructor(agent) {
+        this.agent = agent;
+    }
+
+    /** @param {number} roomBytes @param {Ranges} ranges */
+    async volunteer(roomBytes, ranges) {
+        const { agent } = this;
+        const { world } = agent;
+        const answer = await world.market.volunteer(agent.state.nodeId, roomBytes, ranges);
+        const now = world.clock();
+        if (!answer.isAssigned) {
+            agent.become(after.notWanted(agent.state, answer, now));
+            world.report.say("waiting", { reason: answer.reason, retryS: answer.retryAfterS });
+            return;
+        }
+        if (answer.kernel !== "kx1") {
+            const words = `the site's model is computed with ${answer.kernel}; a browser has kx1 alone`;
+            throw new AgentEndedError("kernel", words);
+        }
+        if (agent.state.model !== null && answer.model.fingerprint !== agent.state.model.fingerprint) {
+            await agent.forgetModel(`the site serves ${answer.model.name} now`);
+        }
+        agent.become(after.promised(agent.state, answer, now));
+        await agent.save({ relayUrl: answer.relayUrl, rates: this.ratesWith(answer) });
+        world.report.say("promised", answer);
+    }
+
+    /**
+     * What is paid for each piece that is held, the new one included.
+     * @param {Assigned} answer
+     * @returns {Record<string, number>}
+     */
+    ratesWith(answer) {
+        const { world, state } = this.agent;
+        const known = { ...world.memory.holding.rates, [rangeKey(answer.range)]: answer.rateMicrocredits };
+        const keys = state.pieces.map((piece) => rangeKey(piece.range));
+        return Object.fromEntries(keys.map((key) => [key, known[key] ?? 0]));
+    }
+
+    /** @param {Ranges} ranges @param {readonly string[]} leases */
+    async beat(ranges, leases) {
+        const { agent } = this;
+        const { market, clock, jitter, report } = agent.world;
+        const { nodeId, model, stated } = agent.state;
+        if (model === null) return;
+        const leaseS = await market.heartbeat({ nodeId, model, ranges, leases, facts: agent.options.facts() });
+        agent.become(after.beaten(agent.state, ranges, leaseS, clock(), jitter()));
+        if (areSameRanges(ranges, stated)) return;
+        await agent.save();
+        report.say("stated", { ranges, leaseS });
+    }
+
+    async look() {
+        const { agent } = this;
+        const { model } = agent.state;
+        if (model === null) return;
+        const demand = await agent.world.market.demand(model.fingerprint);
+        agent.become(after.looked(agent.state, demand, agent.world.clock(), (agent.options.pace ?? PACE).lookS));
+    }
+
+    /** @param {Action} action */
+    async move(action) {
+        const { agent } = this;
+        const now = agent.world.clock();
+        const { moveLeastS, moveMostS } = agent.options.pace ?? PACE;
+        switch (action.action) {
+            case "PlanMove": {
+                const delayS = moveLeastS + (moveMostS - moveLeastS) * agent.world.jitter();
+                return agent.become(after.moving(agent.state, action.range, now + delayS));
+            }
+            case "Withdraw":
+                return agent.become(after.withdrawn(agent.state, action.range, now));
+            case "Stay":
+                return agent.become(after.stayed(agent.state));
+            case "Drop":
+                agent.become(after.dropped(agent.state, action.range, now));
+                await agent.save();
+                agent.world.report.say("dropped", { range: action.range });
+        }
+    }
+}

@@ -1,0 +1,206 @@
+/**
+ * What a worker does next: one pure function from what it knows to one action, or to none. Twin of
+ * kvasir/worker/agent/plan.py, on the same golden cases. The agent asks nextAction(state, nowS) after everything that happens
+ * and does what it is told; waitS(state, nowS) says how long nothing will be due. It does nothing itself.
+ */
+
+import { areSameRanges, includesRange, isSameRange, mergeRanges } from "../../slicing/expert_ranges.js";
+import { hasGapBeside, surplus } from "./demand.js";
+import { Do } from "./plan_actions.js";
+import { fetchedRanges, promisedPieces } from "./plan_state.js";
+
+/** @typedef {import("./plan_actions.js").Action} Action */
+/** @typedef {Readonly<import("./plan_state.js").WorkerState>} WorkerState */
+/** @typedef {import("../../slicing/expert_ranges.js").ExpertRange} ExpertRange */
+
+/** Promises that are not fetched yet; the market allows 64. */
+const PROMISES_MOST = 8;
+/** Seconds without the relay before heartbeats stop stating what nobody can reach. */
+const GRACE_S = 15;
+const LONGEST_WAIT_S = 60;
+
+/** @type {readonly ((state: WorkerState, nowS: number) => Action | null)[]} */
+const RULES = [
+    leave,
+    register,
+    rotate,
+    serve,
+    beat,
+    fetchNext,
+    volunteer,
+    concludeMove,
+    beginMove,
+    planMove,
+    look,
+];
+
+/**
+ * What to do at this moment, or null: then ask again after `waitS`, or as soon as something has changed.
+ * @param {WorkerState} state
+ * @param {number} nowS
+ * @returns {Action | null}
+ */
+export function nextAction(state, nowS) {
+    for (const rule of RULES) {
+        const action = rule(state, nowS);
+        if (action !== null) return action;
+    }
+    return null;
+}
+
+/**
+ * Seconds for which nothing becomes due by itself; at most LONGEST_WAIT_S.
+ * @param {WorkerState} state
+ * @param {number} nowS
+ * @returns {number}
+ */
+export function waitS(state, nowS) {
+    const moments = [nowS + LONGEST_WAIT_S, ...Object.values(state.times), state.serveByS, state.lostS + GRACE_S];
+    if (state.move !== null) moments.push(state.move.atS);
+    return Math.min(...moments.filter((moment) => moment > nowS).map((moment) => moment - nowS));
+}
+
+/**
+ * What a heartbeat states now: what backbones can reach, less what is about to be given up.
+ * @param {WorkerState} state
+ * @param {number} nowS
+ * @returns {readonly ExpertRange[]}
+ */
+export function toState(state, nowS) {
+    if (!state.isJoined && nowS >= state.lostS + GRACE_S) return [];
+    const { move } = state;
+    if (move === null || !move.isWithdrawn) return mergeRanges(state.served);
+    return mergeRanges(state.served.filter((range) => !isSameRange(range, move.range)));
+}
+
+/**
+ * Whether all that is held is served and stated, and the market had nothing more for this worker.
+ * @param {WorkerState} state
+ * @param {number} nowS
+ * @returns {boolean}
+ */
+export function isSettled(state, nowS) {
+    const isAtRest = state.isJoined && promisedPieces(state).length === 0 && nowS < state.times.volunteerS;
+    return (
+        isAtRest &&
+        state.served.length > 0 &&
+        areSameRanges(fetchedRanges(state), state.served) &&
+        areSameRanges(toState(state, nowS), state.stated)
+    );
+}
+
+/** @param {WorkerState} state @returns {Action | null} */
+function leave(state) {
+    return state.stopReason ? Do.leave(state.stopReason) : null;
+}
+
+/** @param {WorkerState} state @param {number} nowS @returns {Action | null} */
+function register(state, nowS) {
+    return !state.nodeId && nowS >= state.times.siteS ? Do.register() : null;
+}
+
+/**
+ * Not during a download: that one has the old token.
+ * @param {WorkerState} state @param {number} nowS @returns {Action | null}
+ */
+function rotate(state, nowS) {
+    const isTime = nowS >= Math.max(state.times.rotateS, state.times.siteS);
+    return state.nodeId && isTime && !state.isFetching ? Do.rotate() : null;
+}
+
+/**
+ * What is fetched is served at once, unless more is coming: each change opens a connection anew.
+ * @param {WorkerState} state @param {number} nowS @returns {Action | null}
+ */
+function serve(state, nowS) {
+    const fetched = fetchedRanges(state);
+    if (areSameRanges(fetched, state.served) || nowS < state.times.serveS) return null;
+    const isFilling = promisedPieces(state).length > 0 || mayVolunteer(state, nowS);
+    const isMore = fetched.length > state.served.length && state.served.every((range) => includesRange(fetched, range));
+    if (isFilling && isMore && nowS < state.serveByS) return null;
+    return Do.serve(fetched);
+}
+
+/** @param {WorkerState} state @param {number} nowS @returns {Action | null} */
+function beat(state, nowS) {
+    if (!state.nodeId || state.model === null || nowS < state.times.siteS) return null;
+    const ranges = toState(state, nowS);
+    const leases = state.pieces.map((piece) => piece.leaseId).filter((leaseId) => leaseId !== "");
+    if (!areSameRanges(ranges, state.stated)) return Do.beat(ranges, leases);
+    const isAnyHeld = ranges.length > 0 || leases.length > 0;
+    return nowS >= state.times.heartbeatS && isAnyHeld ? Do.beat(ranges, leases) : null;
+}
+
+/** @param {WorkerState} state @param {number} nowS @returns {Action | null} */
+function fetchNext(state, nowS) {
+    const [first] = promisedPieces(state);
+    if (state.isFetching || first === undefined || !state.nodeId || nowS < state.times.fetchS) return null;
+    return Do.fetch(first);
+}
+
+/** @param {WorkerState} state @param {number} nowS @returns {Action | null} */
+function volunteer(state, nowS) {
+    if (!mayVolunteer(state, nowS)) return null;
+    return Do.volunteer(state.roomBytes, mergeRanges(state.pieces.map((piece) => piece.range)));
+}
+
+/** @param {WorkerState} state @param {number} nowS @returns {boolean} */
+function mayVolunteer(state, nowS) {
+    const isTime = nowS >= Math.max(state.times.volunteerS, state.times.siteS);
+    const isMoving = state.move !== null && state.move.isWithdrawn;
+    return state.nodeId !== "" && isTime && !isMoving && promisedPieces(state).length < PROMISES_MOST;
+}
+
+/**
+ * The piece was withdrawn: with the market's own count without it, it goes or stays.
+ * @param {WorkerState} state @param {number} nowS @returns {Action | null}
+ */
+function concludeMove(state, nowS) {
+    const { move, demand } = state;
+    if (move === null || !move.isWithdrawn || !areSameRanges(toState(state, nowS), state.stated)) return null;
+    if (demand === null) return nowS >= state.times.siteS ? Do.look() : null;
+    return surplus(demand, move.range) >= 0 ? Do.drop(move.range) : Do.stay(move.range);
+}
+
+/**
+ * The chosen moment has come: what was so when it was chosen must be so still.
+ * @param {WorkerState} state @param {number} nowS @returns {Action | null}
+ */
+function beginMove(state, nowS) {
+    const { move, demand } = state;
+    if (move === null || move.isWithdrawn || nowS < move.atS) return null;
+    if (demand === null || state.demandS < move.atS) return nowS >= state.times.siteS ? Do.look() : null;
+    return isSuperfluous(state, demand, move.range) ? Do.withdraw(move.range) : Do.stay(move.range);
+}
+
+/** @param {WorkerState} state @param {number} nowS @returns {Action | null} */
+function planMove(state, nowS) {
+    const { demand } = state;
+    if (state.move !== null || demand === null || nowS >= state.times.lookS) return null;
+    const found = state.served.filter((range) => isSuperfluous(state, demand, range));
+    if (found.length === 0) return null;
+    // the one that is held most often, the first among equals
+    return Do.planMove(found.reduce((best, range) => (surplus(demand, range) > surplus(demand, best) ? range : best)));
+}
+
+/**
+ * The demand matters only to a worker that has no room for what is wanted.
+ * @param {WorkerState} state @param {number} nowS @returns {Action | null}
+ */
+function look(state, nowS) {
+    const isTime = nowS >= Math.max(state.times.lookS, state.times.siteS);
+    return state.isCrowded && state.served.length > 0 && state.move === null && isTime ? Do.look() : null;
+}
+
+/**
+ * Whether others hold enough of a served piece, while something that this worker does not hold is lacking.
+ * @param {WorkerState} state
+ * @param {import("./demand.js").Demand} demand
+ * @param {ExpertRange} range
+ * @returns {boolean}
+ */
+function isSuperfluous(state, demand, range) {
+    const held = state.pieces.map((piece) => piece.range);
+    const isServed = includesRange(state.served, range);
+    return state.isCrowded && isServed && surplus(demand, range) >= 1 && hasGapBeside(demand, held);
+}

@@ -1,0 +1,205 @@
+/**
+ * One backbone's connection as the worker sees it: handshake, checks, answers. Twin of kvasir/worker/serving/connection.py.
+ * join.js makes one for each edge. Whatever the other side sends, it is answered or the connection is closed with a
+ * reason; nothing that was not checked reaches the kernel, and nothing here disturbs another connection.
+ */
+
+import { WireVersionError } from "../../wire/errors.js";
+import { clipped } from "../../wire/texts.js";
+import { RefuseCode, goaway, pause, pong, refuse, welcome } from "../../wire/frames.js";
+import { Kind, PROTOCOL_LIMITS, WireType, kindName } from "../../wire/header.js";
+import { answerBytes } from "../../wire/split.js";
+import { dispatchFault, helloRefusal } from "./admission.js";
+
+/** @typedef {import("../../wire/frames.js").Frame} Frame */
+/** @typedef {import("../../wire/frames.js").Dispatch} Dispatch */
+/** @typedef {import("../../wire/frames.js").Hello} Hello */
+/** @typedef {import("../../wire/frames.js").Refuse} Refuse */
+/** @typedef {import("./compute.js").Job} Job */
+
+/**
+ * Who knows all connections.
+ * @typedef {object} Registry
+ * @property {() => Refuse | null} refusal why no further backbone is welcome, or null
+ * @property {() => number} pauseMs for how long no new dispatches are wanted, 0 for no pause
+ * @property {(connection: Connection) => void} connectionChanged something was answered, sent or closed
+ */
+
+/**
+ * What every connection of a worker shares.
+ * @typedef {object} Service
+ * @property {import("./compute.js").Holdings} holdings
+ * @property {import("./compute.js").ComputeQueue} queue
+ * @property {Readonly<import("../../wire/header.js").Limits>} limits
+ * @property {string} name this software, for people
+ */
+
+/** One edge through a relay. Implements LinkOwner. */
+export class Connection {
+    #service;
+    #registry;
+    /** @type {Hello | null} */
+    #hello = null;
+    #owedBytes = 0;
+    /** @type {Dispatch[]} over the budget: not computed before answers went out */
+    #backlog = [];
+    /** @type {Job[]} parts of one dispatch, of which more are announced */
+    #together = [];
+
+    /**
+     * @param {Service} service
+     * @param {Registry} registry
+     * @param {import("../../relay/link.js").RelayLink} link
+     */
+    constructor(service, registry, link) {
+        this.#service = service;
+        this.#registry = registry;
+        this.link = link;
+    }
+
+    /** @returns {boolean} whether the handshake is done */
+    get isWelcome() {
+        return this.#hello !== null;
+    }
+
+    /** @returns {boolean} whether answers are outstanding or on their way out */
+    get owes() {
+        const isAnyOwed = this.#owedBytes > 0 || this.#backlog.length > 0 || this.link.queuedBytes > 0;
+        return isAnyOwed && !this.link.isClosing;
+    }
+
+    /**
+     * Say why, as far as the other side still listens, and close.
+     * @param {string} reason
+     */
+    end(reason) {
+        if (this.link.isClosing) return;
+        this.#forgetWork();
+        if (!this.isWelcome) this.#send(refuse(RefuseCode.DEADLINE, clipped(reason)));
+        this.link.close(reason);
+    }
+
+    /** @param {string} reason why this worker will stop */
+    sayGoodbye(reason) {
+        if (this.isWelcome) this.#send(goaway(clipped(reason)));
+    }
+
+    /** @param {number} milliseconds in which no new dispatches are wanted; 0 ends a pause */
+    sayPause(milliseconds) {
+        if (this.isWelcome) this.#send(pause(milliseconds));
+    }
+
+    // What the link calls
+
+    /** @param {Frame} frame */
+    frameReceived(frame) {
+        if (this.#hello === null) this.#shakeHands(frame);
+        else if (frame.kind === Kind.DISPATCH) this.#accept(frame, this.#hello);
+        else if (frame.kind === Kind.PING) this.#send(pong(frame.number));
+        else if (frame.kind !== Kind.PONG && frame.kind !== Kind.GOAWAY) {
+            this.end(`${kindName(frame.kind)} is not for a worker after the handshake`);
+        }
+    }
+
+    /** @param {import("../../wire/errors.js").WireError} error bytes that are no frame: answered with the reason */
+    bytesRefused(error) {
+        if (this.isWelcome) {
+            this.end(error.message);
+            return;
+        }
+        const code = error instanceof WireVersionError ? RefuseCode.VERSION : RefuseCode.MALFORMED;
+        this.#refuse(refuse(code, clipped(error.message)));
+    }
+
+    /** Go on with what had to wait until answers were sent. */
+    bytesWentOut() {
+        if (!this.link.isClosing) this.#submitWhatFits();
+        this.#registry.connectionChanged(this);
+    }
+
+    /** Forget everything that this backbone had asked for. */
+    linkClosed() {
+        this.#forgetWork();
+        this.#registry.connectionChanged(this);
+    }
+
+    /** @param {Frame} frame */
+    #shakeHands(frame) {
+        if (frame.kind !== Kind.HELLO) {
+            this.#refuse(refuse(RefuseCode.MALFORMED, `the first frame is ${kindName(frame.kind)}, HELLO is needed`));
+            return;
+        }
+        const { holdings, limits, name } = this.#service;
+        const refusal = helloRefusal(frame, holdings) ?? this.#registry.refusal();
+        if (refusal !== null) {
+            this.#refuse(refusal);
+            return;
+        }
+        this.#hello = frame;
+        const { modelFingerprint, dModel, ranges, kernel } = holdings;
+        const prints = { modelFingerprint, kernelFingerprint: kernel.fingerprint, kernel: kernel.name };
+        this.#send(welcome({ ...prints, rowFormat: WireType.KX1, dModel, ranges, limits, name }));
+        const pauseMs = this.#registry.pauseMs();
+        if (pauseMs > 0) this.sayPause(pauseMs);
+        this.#registry.connectionChanged(this);
+    }
+
+    /** @param {Refuse} refusal */
+    #refuse(refusal) {
+        this.#send(refusal);
+        this.link.close(`refused: ${refusal.message}`);
+    }
+
+    /** @param {Dispatch} dispatch @param {Hello} hello */
+    #accept(dispatch, hello) {
+        const wrong = dispatchFault(dispatch, this.#service.holdings, hello.limits);
+        if (wrong !== null) {
+            this.#send(wrong);
+            return;
+        }
+        this.#backlog.push(dispatch);
+        this.#submitWhatFits();
+    }
+
+    /** Take over what the budget allows; the relay's credit bounds what is left. */
+    #submitWhatFits() {
+        const most = this.#service.limits.maxInflightBytes;
+        while (this.#backlog.length > 0) {
+            const [dispatch] = this.#backlog;
+            const cost = dispatch.rows.length + answerBytes(dispatch);
+            const underWay = this.#owedBytes + this.link.queuedBytes;
+            if (underWay > 0 && underWay + cost > most) {
+                this.#submitTogether();
+                return;
+            }
+            this.#backlog.shift();
+            this.#owedBytes += cost;
+            this.#together.push({ client: this, dispatch, answer: (frame) => this.#answer(cost, frame) });
+            if (!dispatch.hasMore) this.#submitTogether();
+        }
+    }
+
+    /** Queue the jobs that were kept until their last part came. */
+    #submitTogether() {
+        for (const job of this.#together) this.#service.queue.submit(job);
+        this.#together = [];
+    }
+
+    /** @param {number} cost @param {Frame} frame */
+    #answer(cost, frame) {
+        this.#owedBytes -= cost;
+        this.#send(frame);
+        this.bytesWentOut();
+    }
+
+    #forgetWork() {
+        this.#backlog = [];
+        this.#together = [];
+        this.#service.queue.forget(this);
+    }
+
+    /** @param {Frame} frame */
+    #send(frame) {
+        if (!this.link.isClosing) this.link.send(frame, this.#hello?.limits ?? PROTOCOL_LIMITS);
+    }
+}
