@@ -68,7 +68,11 @@ USE_TZ = True
 TIME_ZONE = "UTC"
 USE_I18N = True
 STATIC_URL = "/static/"
-STATICFILES_FINDERS = ["django.contrib.staticfiles.finders.AppDirectoriesFinder"]
+STATICFILES_FINDERS = [
+    "django.contrib.staticfiles.finders.AppDirectoriesFinder",
+    "django.contrib.staticfiles.finders.FileSystemFinder",
+]
+STATICFILES_DIRS = [("kvasir/kernels/wgsl", BASE_DIR / "kvasir" / "kernels" / "wgsl")]  # pages compute with them too
 SESSION_COOKIE_HTTPONLY = CSRF_COOKIE_HTTPONLY = True
 SESSION_COOKIE_SAMESITE = CSRF_COOKIE_SAMESITE = LANGUAGE_COOKIE_SAMESITE = "Lax"
 LANGUAGE_CODE = "en"

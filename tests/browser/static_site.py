@@ -20,6 +20,7 @@ from frontend.static_files import TYPES
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = Path(__file__).parent / "pages"
 FOLDERS = {
+    "static/kvasir/kernels/wgsl": ROOT / "kvasir/kernels/wgsl",
     "static/kvasir": ROOT / "frontend/static/kvasir",
     "golden": ROOT / "tests/golden",
 }

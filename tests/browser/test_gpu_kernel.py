@@ -11,7 +11,7 @@ import pytest
 from tests.browser.browser_thread import SharedPage, shared_page
 from tests.browser.chromium import Chromium, browse, wait_until
 
-SHADERS = Path(__file__).parents[2] / "frontend/static/kvasir/kernels/wgsl"
+SHADERS = Path(__file__).parents[2] / "kvasir/kernels/wgsl"
 SLOW_S = 240.0  # compiling shaders on a loaded machine
 
 

@@ -24,6 +24,7 @@ from tests.site.market_site import run
 
 PAGES = ("/", "/contribute", "/dashboard", "/playground", "/rewards")
 STATIC = Path(__file__).resolve().parents[2] / "frontend/static/kvasir"
+SHADERS = Path(__file__).resolve().parents[2] / "kvasir/kernels/wgsl"
 
 
 @dataclass(frozen=True)
@@ -188,10 +189,16 @@ def test_static_files_come_with_their_type(name: str, kind: str) -> None:
     assert "connect-src 'self' ws://testserver wss://testserver" in reply.headers["Content-Security-Policy"]
 
 
-@pytest.mark.parametrize(("suffix", "kind"), [(".wgsl", "text/wgsl; charset=utf-8"), (".wasm", "application/wasm")])
-def test_kernels_come_with_their_type(suffix: str, kind: str) -> None:
-    path = min(STATIC.rglob(f"*{suffix}"))
-    reply = ask(f"/static/kvasir/{path.relative_to(STATIC)}")
+@pytest.mark.parametrize(
+    ("folder", "place", "suffix", "kind"),
+    [
+        (SHADERS, "kernels/wgsl", ".wgsl", "text/wgsl; charset=utf-8"),
+        (STATIC, "", ".wasm", "application/wasm"),
+    ],
+)
+def test_kernels_come_with_their_type(folder: Path, place: str, suffix: str, kind: str) -> None:
+    path = min(folder.rglob(f"*{suffix}"))
+    reply = ask(f"/static/kvasir/{place}/{path.relative_to(folder)}".replace("//", "/"))
     assert (reply.headers["Content-Type"], reply.body) == (kind, path.read_bytes())
 
 

@@ -15,10 +15,9 @@ import pytest
 
 from kvasir.errors import KernelError
 from kvasir.kernels import build, native
-from kvasir.kernels.gpu import shaders as gpu_shaders
 
 ROOT = Path(__file__).resolve().parents[2]
-SHADERS = Path("frontend/static/kvasir/kernels/wgsl")
+SHADERS = Path("kvasir/kernels/wgsl")
 
 
 @pytest.fixture
@@ -172,7 +171,6 @@ def checkout(tmp_path: Path) -> Path:
     skipped = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "kvasir", copied / "kvasir", ignore=skipped)
     shutil.copytree(ROOT / "tools" / "build", copied / "tools" / "build", ignore=skipped)
-    shutil.copytree(ROOT / SHADERS, copied / SHADERS)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copied / name)
     (copied / "dist").mkdir()
@@ -198,7 +196,6 @@ def test_a_wheel_holds_the_library_and_is_for_this_platform(checkout: Path) -> N
     shaders = {f"kvasir/kernels/wgsl/{path.name}" for path in (ROOT / SHADERS).glob("*.wgsl")}
     assert len(shaders) > 10
     assert {name for name in names if "wgsl" in name} == shaders
-    assert not (checkout / "kvasir" / "kernels" / "wgsl").exists()
     assert not [name for name in names if name.endswith(".o") or not name.startswith("kvasir")]
 
 
@@ -211,14 +208,3 @@ def test_without_a_compiler_a_wheel_is_made_with_a_warning(checkout: Path) -> No
     assert "WITHOUT its C library" in said
     assert "about 100 times slower" in said
     assert "python -m kvasir.kernels.build" in said
-
-
-def test_shaders_are_read_from_an_installed_package_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shutil.copytree(ROOT / SHADERS, tmp_path / "wgsl")
-    wanted = gpu_shaders.shader_file("matvec")
-    monkeypatch.setattr(gpu_shaders, "shader_folders", lambda: (tmp_path / "nothing", tmp_path / "wgsl"))
-    gpu_shaders.shader_file.cache_clear()
-    try:
-        assert gpu_shaders.shader_file("matvec") == wanted
-    finally:
-        gpu_shaders.shader_file.cache_clear()

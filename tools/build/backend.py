@@ -1,4 +1,4 @@
-"""The packaging backend: setuptools, plus Kvasir's C library and its GPU shaders in the wheel.
+"""The packaging backend: setuptools, plus Kvasir's C library in the wheel.
 
 `pip` calls it (see `[build-system]` in pyproject.toml). It asks for the `ziglang` wheel only where the system has no C
 compiler, and without any compiler it still installs, with a warning: everything then computes in numpy.
@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from setuptools import build_meta
-from setuptools.build_meta import prepare_metadata_for_build_editable, prepare_metadata_for_build_wheel
+from setuptools.build_meta import (
+    build_sdist,
+    get_requires_for_build_sdist,
+    prepare_metadata_for_build_editable,
+    prepare_metadata_for_build_wheel,
+)
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.dist import Distribution
 
 ROOT = Path(__file__).resolve().parents[2]
-SHADERS = ROOT / "frontend" / "static" / "kvasir" / "kernels" / "wgsl"
-PACKED_SHADERS = ROOT / "kvasir" / "kernels" / "wgsl"
 sys.path.insert(0, str(ROOT))
 
 from kvasir.errors import KernelError  # noqa: E402  (the source tree is not installed while it is being built)
@@ -65,11 +66,6 @@ def get_requires_for_build_editable(config_settings: Any = None) -> list[str]:
     return get_requires_for_build_wheel(config_settings)
 
 
-def get_requires_for_build_sdist(config_settings: Any = None) -> list[str]:
-    """Setuptools' requirements alone: a source distribution holds no library."""
-    return list(build_meta.get_requires_for_build_sdist(config_settings))
-
-
 def _build_library() -> bool:
     try:
         build.build()
@@ -78,22 +74,6 @@ def _build_library() -> bool:
         shutil.rmtree(build.NATIVE_DIR, ignore_errors=True)
         return False
     return True
-
-
-@contextmanager
-def _shaders_in_package() -> Iterator[None]:
-    """Keep copies of the page's shader files inside the package while it is being packed.
-
-    A source distribution has no page, but such copies already: they stay.
-    """
-    if not SHADERS.is_dir():
-        yield
-        return
-    shutil.copytree(SHADERS, PACKED_SHADERS, dirs_exist_ok=True)
-    try:
-        yield
-    finally:
-        shutil.rmtree(PACKED_SHADERS)
 
 
 def _use_platform_wheel() -> None:
@@ -108,14 +88,7 @@ def build_wheel(wheel_directory: str, config_settings: Any = None, metadata_dire
     """Build the C library where there is a compiler, then the wheel around it."""
     if _build_library():
         _use_platform_wheel()
-    with _shaders_in_package():
-        return str(build_meta.build_wheel(wheel_directory, config_settings, metadata_directory))
-
-
-def build_sdist(sdist_directory: str, config_settings: Any = None) -> str:
-    """Setuptools' source distribution, with the shaders where a wheel made from it finds them."""
-    with _shaders_in_package():
-        return str(build_meta.build_sdist(sdist_directory, config_settings))
+    return str(build_meta.build_wheel(wheel_directory, config_settings, metadata_directory))
 
 
 def build_editable(wheel_directory: str, config_settings: Any = None, metadata_directory: str | None = None) -> str:

@@ -1,6 +1,6 @@
 """The shader programs of KX1: which WGSL files make which program, and where the files are.
 
-Called by `gpu.device`. The page's `kernels/gpu_*.js` puts the same files together; `kernels/wgsl/README.md` says how.
+Called by `gpu.device`. The page's `kernels/gpu/*.js` puts the same files together; `kernels/wgsl/README.md` says how.
 Nothing is generated here, and no GPU is touched.
 """
 
@@ -15,6 +15,7 @@ from gguf import GGMLQuantizationType as Quant
 
 from kvasir.errors import KernelError
 
+SHADERS = Path(__file__).resolve().parents[1] / "wgsl"
 LANES_ALLOWED = (1, 2, 4, 8, 16)
 TYPE_FILES = {
     Quant.Q4_K: ("k_scales", "q4_k"),
@@ -77,16 +78,8 @@ def _files(program: Program) -> tuple[str, ...]:
 
 @cache
 def shader_file(name: str) -> str:
-    """The text of one WGSL file. Raises KernelError, naming the folders, when it is not installed."""
-    for folder in shader_folders():
-        path = folder / f"{name}.wgsl"
-        if path.is_file():
-            return path.read_text(encoding="utf-8")
-    places = " or ".join(str(folder) for folder in shader_folders())
-    raise KernelError(f"the shader file {name}.wgsl is not in {places}; install kvasir again")
-
-
-def shader_folders() -> tuple[Path, ...]:
-    """Where shader files are looked for: the source tree, which they belong to; then an installed package."""
-    here = Path(__file__).resolve()
-    return here.parents[2] / "frontend" / "static" / "kvasir" / "kernels" / "wgsl", here.parent / "wgsl"
+    """The text of one WGSL file. Raises KernelError, naming the folder, when it is not installed."""
+    path = SHADERS / f"{name}.wgsl"
+    if not path.is_file():
+        raise KernelError(f"the shader file {name}.wgsl is not in {SHADERS}; install kvasir again")
+    return path.read_text(encoding="utf-8")
