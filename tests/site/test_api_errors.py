@@ -271,9 +271,9 @@ def test_a_surprise_is_logged_and_told_without_details(site: Site, caplog: pytes
 def test_every_code_is_in_the_documentation() -> None:
     root = Path(__file__).resolve().parents[2]
     sources = [
-        *root.glob("backbone/api*.py"),
+        *root.glob("backbone/api/**/*.py"),
         root / "backbone/process/event_mapping.py",
-        *root.glob("backbone/stream*.py"),
+        *root.glob("backbone/stream/*.py"),
     ]
     codes = {
         code
