@@ -107,9 +107,7 @@ def _service(folder: Path, n_threads: int) -> Any:
         KVASIR_CTX=str(N_CTX),
         KVASIR_SLOTS=str(max(CONCURRENCY)),
         KVASIR_KEY_RATE="1000000",
-        KVASIR_KEY_BURST="1000000",
         KVASIR_ADDRESS_RATE="1000000",
-        KVASIR_ADDRESS_BURST="1000000",
     )
 
 
