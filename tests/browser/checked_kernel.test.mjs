@@ -17,7 +17,11 @@ import { readBuild, startThread } from "./wasm_node.mjs";
 const SHAPE = { dModel: 256, dFf: 256 };
 const EXPERT = madeExpert({ gate: "Q4_K", up: "Q4_K", down: "Q6_K" }, SHAPE, 7, "plain");
 const CALL = {
-    rows: packRows(plainRows(1, 256, 3), 256), nRows: 1, dModel: 256, pairRows: Uint32Array.of(0), pairKeys: ["a"],
+    rows: packRows(plainRows(1, 256, 3), 256),
+    nRows: 1,
+    dModel: 256,
+    pairRows: Uint32Array.of(0),
+    pairKeys: ["a"],
 };
 const NEVER = new Promise(() => {});
 
@@ -89,13 +93,19 @@ test("checks come at random times with random seeds, for as long as the kernel i
     const dice = [0, 0.25, 0.999, 0.5, 0.5];
     const kernel = await made();
     const checked = new CheckedKernel(kernel, {
-        sleep, random: () => dice.shift(), check: async (of, seed) => void seeds.push(of === kernel && seed),
+        sleep,
+        random: () => dice.shift(),
+        check: async (of, seed) => void seeds.push(of === kernel && seed),
     });
     for (const n of [1, 2]) {
         wake();
         while (checked.nChecks < n) await settle();
     }
-    assert.deepEqual(told.map(Math.round), [LEAST_S, Math.round(LEAST_S + 0.999 * (MOST_S - LEAST_S)), (LEAST_S + MOST_S) / 2]);
+    assert.deepEqual(told.map(Math.round), [
+        LEAST_S,
+        Math.round(LEAST_S + 0.999 * (MOST_S - LEAST_S)),
+        (LEAST_S + MOST_S) / 2,
+    ]);
     assert.deepEqual(seeds, [2 ** 29, 2 ** 30]);
     checked.close();
     wake();
@@ -136,7 +146,10 @@ test("a kernel that dies is lost as ever", async () => {
 test("room for a check is kept, and experts of others alone are counted", async () => {
     const kernel = await made();
     const checked = new CheckedKernel(kernel, { sleep: () => NEVER });
-    assert.deepEqual([checked.capacityBytes, checked.backend, checked.fingerprint], [3 * CHECK_BYTES, "wasm", KX1_FINGERPRINT]);
+    assert.deepEqual(
+        [checked.capacityBytes, checked.backend, checked.fingerprint],
+        [3 * CHECK_BYTES, "wasm", KX1_FINGERPRINT],
+    );
     const size = expertBytes(EXPERT);
     const n = Math.floor((3 * CHECK_BYTES) / size);
     for (let i = 0; i < n; i++) await checked.load(`${i}`, EXPERT);

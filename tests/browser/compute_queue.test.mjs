@@ -18,12 +18,19 @@ class Desk {
         this.computed = [];
         this.answers = [];
         this.clients = {};
-        this.queue = new ComputeQueue(holdingsOf(kernel), { onComputed: (told) => this.computed.push(told), ...options });
+        this.queue = new ComputeQueue(holdingsOf(kernel), {
+            onComputed: (told) => this.computed.push(told),
+            ...options,
+        });
     }
 
     submit(name, asked) {
         const client = (this.clients[name] ??= { name });
-        this.queue.submit({ client, dispatch: asked, answer: (frame) => this.answers.push([name, frame.request, frame]) });
+        this.queue.submit({
+            client,
+            dispatch: asked,
+            answer: (frame) => this.answers.push([name, frame.request, frame]),
+        });
     }
 
     // A kernel that is busy with two dispatches of other clients, so that what comes now waits.
@@ -67,7 +74,10 @@ test("jobs of one layer are computed together, others not with them, all with th
         const experts = Array.from(pairIds, (id) => (layer === 2 ? 4 : 0) + id);
         assert.deepEqual(frame.outputs, outputsOf({ ...item, experts }));
     }
-    assert.deepEqual(desk.computed.map(({ layer, nJobs, nPairs }) => [layer, nJobs, nPairs]).slice(2), [[2, 3, 9], [5, 3, 12]]);
+    assert.deepEqual(desk.computed.map(({ layer, nJobs, nPairs }) => [layer, nJobs, nPairs]).slice(2), [
+        [2, 3, 9],
+        [5, 3, 12],
+    ]);
     assert.ok(desk.computed.every(({ seconds }) => seconds >= 0 && seconds < 600));
 });
 
@@ -78,7 +88,10 @@ test("a batch is bounded to the byte, but one job always fits", async () => {
     await settle();
     await desk.finish();
     assert.deepEqual(sizes(desk.kernel), [9, 5, 2]);
-    assert.deepEqual(desk.order, [1, 2, 3, 5, 4].map((request) => ["a", request]));
+    assert.deepEqual(
+        desk.order,
+        [1, 2, 3, 5, 4].map((request) => ["a", request]),
+    );
 });
 
 test("clients take turns", async () => {
@@ -88,7 +101,12 @@ test("clients take turns", async () => {
     desk.submit("modest", dispatch(9));
     await settle();
     await desk.finish();
-    assert.deepEqual(desk.order, [["greedy", 1], ["modest", 9], ["greedy", 2], ["greedy", 3]]);
+    assert.deepEqual(desk.order, [
+        ["greedy", 1],
+        ["modest", 9],
+        ["greedy", 2],
+        ["greedy", 3],
+    ]);
 });
 
 test("what a client that is gone had waiting is not computed, and nothing is after the end", async () => {
@@ -134,7 +152,10 @@ for (const [error, code, message] of FAILURES) {
         desk.submit("a", dispatch(2));
         await settle();
         assert.equal(desk.answers[1][2].kind, Kind.RESULT);
-        assert.deepEqual(desk.computed.map(({ nJobs }) => nJobs), [1]);
+        assert.deepEqual(
+            desk.computed.map(({ nJobs }) => nJobs),
+            [1],
+        );
     });
 }
 

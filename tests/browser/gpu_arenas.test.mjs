@@ -12,14 +12,21 @@ class MadeUpDevice {
         this.memory = memory;
         this.used = 0;
         this.scopes = [];
-        this.queue = { writeBuffer: (buffer, offset, data, start = 0, n = data.length) => this.write(buffer, offset, data.subarray(start, start + n)) };
+        this.queue = {
+            writeBuffer: (buffer, offset, data, start = 0, n = data.length) =>
+                this.write(buffer, offset, data.subarray(start, start + n)),
+        };
     }
 
     createBuffer({ size }) {
         const fits = this.used + size <= this.memory;
         if (fits) this.used += size;
         else this.scopes[this.scopes.length - 1] ??= { message: "out of memory" };
-        return { size, bytes: new Uint8Array(fits && size < 2 ** 20 ? size : 0), destroy: () => void (fits && (this.used -= size)) };
+        return {
+            size,
+            bytes: new Uint8Array(fits && size < 2 ** 20 ? size : 0),
+            destroy: () => void (fits && (this.used -= size)),
+        };
     }
 
     write(buffer, offset, data) {
@@ -45,7 +52,10 @@ test("places lie side by side in arenas of whole experts, and never overlap", as
     const places = await Promise.all(Array.from({ length: 25 }, () => arenas.reserve(700)));
     assert.equal(arenas.arenas.length, 3);
     for (const arena of arenas.arenas) {
-        const starts = places.filter((place) => place.arena === arena).map((place) => place.start).sort((a, b) => a - b);
+        const starts = places
+            .filter((place) => place.arena === arena)
+            .map((place) => place.start)
+            .sort((a, b) => a - b);
         starts.forEach((start, i) => assert.equal(start, 768 * i));
     }
     assert.ok(places.every((place) => place.size === 768 && place.start + place.size <= place.arena.size));
@@ -73,7 +83,10 @@ test("a full budget says what was asked and what is left", async () => {
     await arenas.reserve(1024);
     await assert.rejects(arenas.reserve(1024), { name: "KernelMemoryError", needed: 1024, available: 976 });
     await arenas.reserve(700);
-    await assert.rejects(arenas.reserve(2 * MIB), (error) => error instanceof KernelError && !(error instanceof KernelMemoryError));
+    await assert.rejects(
+        arenas.reserve(2 * MIB),
+        (error) => error instanceof KernelError && !(error instanceof KernelMemoryError),
+    );
 });
 
 test("a device with less memory than the budget is used as far as it goes", async () => {

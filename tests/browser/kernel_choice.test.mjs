@@ -102,9 +102,17 @@ function fakeGpus(msOf, description = "a GPU") {
     const create = async ({ maxBytes, tunables }) => {
         const loaded = new Map();
         const gpu = {
-            backend: "webgpu", name: "kx1", fingerprint: KX1_FINGERPRINT, description, lost: new Promise(() => {}),
-            capacityBytes: maxBytes, loadedBytes: 0, tunables: tunables ?? { lanes: 8, tiledFrom: 16 },
-            given: tunables, isClosed: false, nCalls: 0,
+            backend: "webgpu",
+            name: "kx1",
+            fingerprint: KX1_FINGERPRINT,
+            description,
+            lost: new Promise(() => {}),
+            capacityBytes: maxBytes,
+            loadedBytes: 0,
+            tunables: tunables ?? { lanes: 8, tiledFrom: 16 },
+            given: tunables,
+            isClosed: false,
+            nCalls: 0,
             load: async (key, weights) => void loaded.set(key, weights),
             unload: (key) => loaded.delete(key),
             compute: async ({ pairKeys, dModel }) => {
@@ -150,7 +158,10 @@ test("another GPU than the remembered one is measured anew", async () => {
     const options = { budgetBytes: BUDGET, shape: SHAPE, wasm: WASM, remembered };
     const kernel = await chooseKernel({ ...options, createGpu: gpus.create });
     assert.equal(kernel.backend, "wasm");
-    assert.deepEqual(gpus.made.map((gpu) => gpu.isClosed), [true, true]);
+    assert.deepEqual(
+        gpus.made.map((gpu) => gpu.isClosed),
+        [true, true],
+    );
     assert.equal(remembered.record.gpu.description, "a GPU");
     kernel.close();
 });
@@ -194,7 +205,10 @@ test("a kernel of two computes small messages in one and large ones in the other
     }
     const rows = packRows(plainRows(3, SHAPE.dModel, 3), SHAPE.dModel);
     const call = (n) => ({
-        rows, nRows: 3, dModel: SHAPE.dModel, pairRows: Uint32Array.from({ length: n }, (_, i) => i),
+        rows,
+        nRows: 3,
+        dModel: SHAPE.dModel,
+        pairRows: Uint32Array.from({ length: n }, (_, i) => i),
         pairKeys: Array(n).fill("a"),
     });
     const [two, three] = [await both.compute(call(2)), await both.compute(call(3))];

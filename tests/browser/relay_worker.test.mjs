@@ -23,7 +23,13 @@ test("a pause is told to all, also to who comes later, and answers go on", async
     socket.say(2, backboneHello());
     kernel.release();
     await settle();
-    assert.deepEqual(socket.on(1).slice(1).map(({ kind }) => kind), [Kind.PAUSE, Kind.RESULT]);
+    assert.deepEqual(
+        socket
+            .on(1)
+            .slice(1)
+            .map(({ kind }) => kind),
+        [Kind.PAUSE, Kind.RESULT],
+    );
     assert.deepEqual(socket.on(1)[1], pause(UNTIL_RESUMED_MS));
     assert.deepEqual(socket.on(2)[1], pause(UNTIL_RESUMED_MS));
     worker.setPaused(false);
@@ -102,7 +108,10 @@ test("a relay that is away is dialled again, later and later, and at once when a
     assert.equal(outside.sockets.length, 5);
     worker.stop("done"); // while it waits
     await ended;
-    assert.deepEqual(outside.timers.filter(({ atS }) => atS > outside.now + 1), []);
+    assert.deepEqual(
+        outside.timers.filter(({ atS }) => atS > outside.now + 1),
+        [],
+    );
 });
 
 test("a relay that was steady is dialled again soon", async () => {
@@ -129,7 +138,14 @@ test("whatever a relay says, it is answered, or ends its edge or the socket; and
     const complaints = context.mock.method(console, "error", () => undefined);
     let [nEdges, nSockets, n] = [0, 0, 0];
     const chance = (most) => (mixed((n += 1)) >>> 7) % most;
-    const said = [backboneHello(), dispatch(1), dispatch(2, { nRows: 2, pairIds: [1, 2, 3] }), ping(1), goaway("bye"), pause(5)];
+    const said = [
+        backboneHello(),
+        dispatch(1),
+        dispatch(2, { nRows: 2, pairIds: [1, 2, 3] }),
+        ping(1),
+        goaway("bye"),
+        pause(5),
+    ];
     for (let round = 0; round < 150; round++) {
         const { socket, worker, ended } = await serving();
         for (let i = 0; i < 3 && !socket.isClosed; i++) {

@@ -25,7 +25,10 @@ export class ScriptedSite {
         if (url.includes("/api/manifests/")) return new Response(this.manifest);
         const status = this.statuses.shift();
         if (status !== undefined) {
-            return new Response('{"error": {"code": "busy", "message": "later"}}', { status, headers: { "retry-after": "7" } });
+            return new Response('{"error": {"code": "busy", "message": "later"}}', {
+                status,
+                headers: { "retry-after": "7" },
+            });
         }
         return this.part(headers, signal);
     };

@@ -91,7 +91,12 @@ test("more rows than are computed together give the same bits", async () => {
     await withKernel({}, async (kernel) => {
         await kernel.load("a", EXPERT);
         const few = await kernel.compute(callOf([0, 1, 2, 3], Array(4).fill("a")));
-        const many = await kernel.compute(callOf(Array.from({ length: 300 }, (_, i) => i % 4), Array(300).fill("a")));
+        const many = await kernel.compute(
+            callOf(
+                Array.from({ length: 300 }, (_, i) => i % 4),
+                Array(300).fill("a"),
+            ),
+        );
         for (const pair of [0, 127, 128, 255, 256, 299]) {
             const [start, wanted] = [pair * SHAPE.dModel, (pair % 4) * SHAPE.dModel];
             assert.deepEqual(many.subarray(start, start + SHAPE.dModel), few.subarray(wanted, wanted + SHAPE.dModel));
@@ -102,7 +107,10 @@ test("more rows than are computed together give the same bits", async () => {
 test("experts are spread over the threads, counted, and forgotten", async () => {
     await withKernel({ nThreads: 2 }, async (kernel) => {
         for (const key of ["a", "b", "c", "d"]) await kernel.load(key, EXPERT);
-        assert.deepEqual(kernel.threads.map((thread) => thread.loadedBytes), Array(2).fill(2 * expertBytes(EXPERT)));
+        assert.deepEqual(
+            kernel.threads.map((thread) => thread.loadedBytes),
+            Array(2).fill(2 * expertBytes(EXPERT)),
+        );
         assert.equal(kernel.loadedBytes, 4 * expertBytes(EXPERT));
         kernel.unload("a");
         kernel.unload("a");

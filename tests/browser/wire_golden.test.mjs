@@ -208,9 +208,12 @@ test("another version is told apart, and its refusal is read", () => {
     assert.equal(decode(withChecksum(refusal)).kind, Kind.REFUSE);
     const hello = join(encode(frameOf(ENTRIES[0])));
     hello[4] = 1;
-    assert.throws(() => decode(withChecksum(hello)), (error) => {
-        assert.ok(error instanceof WireVersionError);
-        assert.match(error.message, /version 1 .* speaks 2/);
-        return true;
-    });
+    assert.throws(
+        () => decode(withChecksum(hello)),
+        (error) => {
+            assert.ok(error instanceof WireVersionError);
+            assert.match(error.message, /version 1 .* speaks 2/);
+            return true;
+        },
+    );
 });

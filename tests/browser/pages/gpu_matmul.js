@@ -66,7 +66,9 @@ async function multiply(programs, type, weights, nOut, nIn, packed) {
     const nFours = Math.floor((nRows - 1) / 4);
     const starts = [...Array.from({ length: nFours }, (_, i) => 4 * i), ...rest(4 * nFours, nRows)];
     const exponent = weightExponent(type, weights);
-    const tasks = filled(Uint32Array.from(starts.flatMap((start, i) => [0, exponent, start, i < nFours ? 4 : 1, 0, 0, 0, 0])));
+    const tasks = filled(
+        Uint32Array.from(starts.flatMap((start, i) => [0, exponent, start, i < nFours ? 4 : 1, 0, 0, 0, 0])),
+    );
     const rowBytes = weights.length / nOut;
     const shapes = new Uint32Array((3 * SHAPE_STRIDE) / 4);
     shapes.set([nBlocks], 0);

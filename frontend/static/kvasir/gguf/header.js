@@ -151,17 +151,28 @@ class Cursor {
         if (nBytes === undefined) throw new BrokenSliceError(`the header has a value of the unknown type ${type}`);
         const start = this.need(nBytes);
         switch (type) {
-            case 0: return this.view.getUint8(start);
-            case 1: return this.view.getInt8(start);
-            case 2: return this.view.getUint16(start, true);
-            case 3: return this.view.getInt16(start, true);
-            case 4: return this.view.getUint32(start, true);
-            case 5: return this.view.getInt32(start, true);
-            case 6: return this.view.getFloat32(start, true);
-            case 7: return this.view.getUint8(start) !== 0;
-            case 10: return Number(this.view.getBigUint64(start, true));
-            case 11: return Number(this.view.getBigInt64(start, true));
-            default: return this.view.getFloat64(start, true);
+            case 0:
+                return this.view.getUint8(start);
+            case 1:
+                return this.view.getInt8(start);
+            case 2:
+                return this.view.getUint16(start, true);
+            case 3:
+                return this.view.getInt16(start, true);
+            case 4:
+                return this.view.getUint32(start, true);
+            case 5:
+                return this.view.getInt32(start, true);
+            case 6:
+                return this.view.getFloat32(start, true);
+            case 7:
+                return this.view.getUint8(start) !== 0;
+            case 10:
+                return Number(this.view.getBigUint64(start, true));
+            case 11:
+                return Number(this.view.getBigInt64(start, true));
+            default:
+                return this.view.getFloat64(start, true);
         }
     }
 }

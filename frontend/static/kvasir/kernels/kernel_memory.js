@@ -18,7 +18,7 @@ export function kernelMemory(factory = globalThis.indexedDB) {
     return {
         read: async () => {
             try {
-                return await transact(factory, "readonly", (store) => store.get(KEY)) ?? null;
+                return (await transact(factory, "readonly", (store) => store.get(KEY))) ?? null;
             } catch {
                 return null;
             }

@@ -220,7 +220,11 @@ export class RelaySocket {
     /** @param {Frame} frame */
     #say(frame) {
         const buffers = encode(frame, PROTOCOL_LIMITS);
-        this.post(null, buffers, buffers.reduce((sum, buffer) => sum + buffer.length, RECORD_BYTES));
+        this.post(
+            null,
+            buffers,
+            buffers.reduce((sum, buffer) => sum + buffer.length, RECORD_BYTES),
+        );
     }
 
     /** @param {number} lookedS the moment of the look before */

@@ -174,5 +174,8 @@ function share(info, nExperts, localId) {
 
 /** Gate rows first, then up rows. @param {BytePlace} place @returns {[BytePlace, BytePlace]} */
 function halves({ offset, nBytes }) {
-    return [{ offset, nBytes: nBytes / 2 }, { offset: offset + nBytes / 2, nBytes: nBytes / 2 }];
+    return [
+        { offset, nBytes: nBytes / 2 },
+        { offset: offset + nBytes / 2, nBytes: nBytes / 2 },
+    ];
 }

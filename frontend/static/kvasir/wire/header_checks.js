@@ -119,7 +119,9 @@ function checkTensorBytes(header, limits, name) {
         );
     }
     if (most > limits.maxPayloadBytes) {
-        throw new WireError(`${name} of sums that may have ${most} bytes is over the limit of ${limits.maxPayloadBytes}`);
+        throw new WireError(
+            `${name} of sums that may have ${most} bytes is over the limit of ${limits.maxPayloadBytes}`,
+        );
     }
 }
 

@@ -223,7 +223,8 @@ export class GpuKernel {
         if (noMemory.status === "fulfilled" && noMemory.value) throw new KernelMemoryError(bytes, 0);
         if (invalid.status === "fulfilled" && invalid.value) throw new KernelError(`WebGPU: ${invalid.value.message}`);
         for (const each of [answer, noMemory, invalid]) {
-            if (each.status === "rejected") throw new KernelLostError(`the GPU gives no answer: ${String(each.reason)}`);
+            if (each.status === "rejected")
+                throw new KernelLostError(`the GPU gives no answer: ${String(each.reason)}`);
         }
         this.#checkAlive();
     }

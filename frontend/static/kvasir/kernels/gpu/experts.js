@@ -39,7 +39,6 @@ export class LoadedExpert {
         this.#nUsers -= 1;
         if (this.#nUsers === 0 && this.place) this.arenas.release(this.place);
     }
-
 }
 
 /**

@@ -56,7 +56,9 @@ export async function createGpuKernel({ adapter, software, maxBytes, nInFlight =
  * @returns {tunables is GpuTunables}
  */
 function isUsable(tunables) {
-    return !!tunables && LANES.includes(tunables.lanes) && Number.isInteger(tunables.tiledFrom) && tunables.tiledFrom > 0;
+    return (
+        !!tunables && LANES.includes(tunables.lanes) && Number.isInteger(tunables.tiledFrom) && tunables.tiledFrom > 0
+    );
 }
 
 /**

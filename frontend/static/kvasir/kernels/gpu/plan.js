@@ -154,4 +154,3 @@ function makePairTable(slots, pairRows, rows, outputs) {
     });
     return table;
 }
-

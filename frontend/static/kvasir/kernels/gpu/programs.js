@@ -156,7 +156,11 @@ export class GpuPrograms {
         const module = this.device.createShaderModule({ label: name, code });
         const compute = { module, entryPoint: "main" };
         try {
-            const made = await this.device.createComputePipelineAsync({ label: name, layout: this.pipelineLayout, compute });
+            const made = await this.device.createComputePipelineAsync({
+                label: name,
+                layout: this.pipelineLayout,
+                compute,
+            });
             this.ready.set(name, made);
         } catch (error) {
             throw new KernelError(`the shader program ${name} does not compile: ${String(error)}`);

@@ -41,14 +41,20 @@ export function Identity({ state, client }) {
             <dt>${gettext("Node")}</dt><dd class="mono" id="node-id">${nodeId}</dd>
             ${accountId && html`<dt>${gettext("Account")}</dt><dd class="mono">${accountId}</dd>`}
         </dl>
-        ${hasRecoveryKey && html`<p class="muted">${gettext(
-            "Whoever has the recovery key has the account. Write it down: this browser is the only place that knows it.",
-        )}</p>`}
-        ${key
-            ? html`<label>${gettext("Recovery key")}<input class="mono" id="recovery-key" readonly value=${key}
+        ${
+            hasRecoveryKey &&
+            html`<p class="muted">${gettext(
+                "Whoever has the recovery key has the account. Write it down: this browser is the only place that knows it.",
+            )}</p>`
+        }
+        ${
+            key
+                ? html`<label>${gettext("Recovery key")}<input class="mono" id="recovery-key" readonly value=${key}
                 onFocus=${(/** @type {FocusEvent} */ event) => /** @type {HTMLInputElement} */ (event.target).select()} /></label>`
-            : hasRecoveryKey && html`<button type="button" class="secondary" id="show-key"
-                onClick=${async () => setKey(await client.recoveryKey())}>${gettext("Show the recovery key")}</button>`}
+                : hasRecoveryKey &&
+                  html`<button type="button" class="secondary" id="show-key"
+                onClick=${async () => setKey(await client.recoveryKey())}>${gettext("Show the recovery key")}</button>`
+        }
     </section>`;
 }
 

@@ -32,7 +32,11 @@ function Download({ download }) {
     return html`<div>
         <progress value=${doneBytes} max=${totalBytes || 1} aria-label=${gettext("Download")}></progress>
         <small>${interpolate(gettext("Layer %s, experts %s to %s · %s/s · %s left"), [
-            layer, start, stop - 1, formatBytes(bytesPerS), left,
+            layer,
+            start,
+            stop - 1,
+            formatBytes(bytesPerS),
+            left,
         ])}</small>
     </div>`;
 }
@@ -41,9 +45,9 @@ function Download({ download }) {
 function Trouble({ problem }) {
     const wait = problem.retryAtMs ? Math.max(0, (problem.retryAtMs - Date.now()) / 1000) : 0;
     return html`<details class="trouble">
-        <summary>${wait > 0
-            ? interpolate(gettext("Trying again in %s"), [formatSpan(wait)])
-            : gettext("Details")}</summary>
+        <summary>${
+            wait > 0 ? interpolate(gettext("Trying again in %s"), [formatSpan(wait)]) : gettext("Details")
+        }</summary>
         <p class="mono">${problem.code}: ${problem.detail}</p>
     </details>`;
 }
@@ -55,10 +59,12 @@ export function Controls({ state, client }) {
     const isLeaving = state.phase === "leaving";
     if (isAsking && !isLeaving) return html`<${LeaveQuestion} client=${client} onDone=${() => setAsking(false)} />`;
     return html`<div class="row controls">
-        ${isPaused && state.pauseReason === "visitor"
-            ? html`<button type="button" id="resume" onClick=${() => client.resume()}>${gettext("Go on")}</button>`
-            : html`<button type="button" id="pause" class="secondary" disabled=${state.phase !== "working"}
-                onClick=${() => client.pause()}>${gettext("Pause")}</button>`}
+        ${
+            isPaused && state.pauseReason === "visitor"
+                ? html`<button type="button" id="resume" onClick=${() => client.resume()}>${gettext("Go on")}</button>`
+                : html`<button type="button" id="pause" class="secondary" disabled=${state.phase !== "working"}
+                onClick=${() => client.pause()}>${gettext("Pause")}</button>`
+        }
         <button type="button" id="leave" class="secondary" disabled=${isLeaving} onClick=${() => setAsking(true)}>${gettext("Leave")}</button>
     </div>`;
 }

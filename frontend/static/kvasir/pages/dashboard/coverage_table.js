@@ -8,8 +8,8 @@ import { formatCount, formatRate, formatShare } from "./format.js";
 
 /** @param {{snapshot: Snapshot}} props */
 export function CoverageTable({ snapshot }) {
-  const [isOpen, setIsOpen] = useState(false);
-  return html`<details open=${isOpen} onToggle=${(/** @type {Event} */ event) => setIsOpen(/** @type {HTMLDetailsElement} */ (event.currentTarget).open)}>
+    const [isOpen, setIsOpen] = useState(false);
+    return html`<details open=${isOpen} onToggle=${(/** @type {Event} */ event) => setIsOpen(/** @type {HTMLDetailsElement} */ (event.currentTarget).open)}>
     <summary>${gettext("Show as a table")}</summary>
     ${isOpen && html`<${Layers} snapshot=${snapshot} />`}
   </details>`;
@@ -17,8 +17,8 @@ export function CoverageTable({ snapshot }) {
 
 /** @param {{snapshot: Snapshot}} props */
 function Layers({ snapshot }) {
-  const { n_expert: nExpert, moe_layers: layers } = snapshot.model;
-  return html`<div class="scroll" tabindex="0" role="region" aria-label=${gettext("Coverage by layer")}>
+    const { n_expert: nExpert, moe_layers: layers } = snapshot.model;
+    return html`<div class="scroll" tabindex="0" role="region" aria-label=${gettext("Coverage by layer")}>
     <table>
       <caption>${interpolate(gettext("Coverage of each layer's %s experts"), [formatCount(nExpert)])}</caption>
       <thead><tr>
@@ -36,8 +36,8 @@ function Layers({ snapshot }) {
 
 /** @param {{facts: import("./cells.js").LayerFacts, nExpert: number}} props */
 function LayerRow({ facts, nExpert }) {
-  const replicas = facts.fewest === facts.most ? `${facts.fewest}` : `${facts.fewest}–${facts.most}`;
-  return html`<tr>
+    const replicas = facts.fewest === facts.most ? `${facts.fewest}` : `${facts.fewest}–${facts.most}`;
+    return html`<tr>
     <th scope="row">${facts.layer}</th>
     <td class="number">${formatShare(facts.nCovered, nExpert)}</td>
     <td class="number">${replicas}</td>

@@ -8,10 +8,10 @@ import { formatCount, formatRate, formatSeconds, formatShare, NOTHING } from "./
 
 /** @param {{snapshot: Snapshot}} props */
 export function Summary({ snapshot }) {
-  const { coverage, service, throughput } = snapshot;
-  const done = service.row_experts;
-  const all = done.workers + done.hot + done.fallback;
-  return html`<section class="card summary" aria-label=${gettext("At a glance")}>
+    const { coverage, service, throughput } = snapshot;
+    const done = service.row_experts;
+    const all = done.workers + done.hot + done.fallback;
+    return html`<section class="card summary" aria-label=${gettext("At a glance")}>
     <dl class="figures">
       <${Figure} name=${gettext("Workers")} value=${formatCount(snapshot.n_workers)} />
       <${Figure} name=${gettext("Experts covered")} value=${formatShare(coverage.n_covered, coverage.n_wanted)}
@@ -28,13 +28,13 @@ export function Summary({ snapshot }) {
 
 /** @param {{name: string, value: string, note?: string}} props */
 function Figure({ name, value, note }) {
-  return html`<div><dt>${name}</dt><dd>${value}${note && html` <small>${note}</small>`}</dd></div>`;
+    return html`<div><dt>${name}</dt><dd>${value}${note && html` <small>${note}</small>`}</dd></div>`;
 }
 
 /** @param {{snapshot: Snapshot}} props */
 export function ServiceCard({ snapshot }) {
-  const { latency, service } = snapshot;
-  return html`<section class="card" aria-labelledby="service-title">
+    const { latency, service } = snapshot;
+    return html`<section class="card" aria-labelledby="service-title">
     <h2 id="service-title">${gettext("Queue and latency")}</h2>
     <p class="muted">${serviceWords(service)}</p>
     <table class="latency">
@@ -55,15 +55,15 @@ export function ServiceCard({ snapshot }) {
 
 /** @param {import("./types.js").Service} service */
 function serviceWords(service) {
-  if (service.n_backbones === 0) return gettext("No backbone runs: nothing can be generated.");
-  const backbones = interpolate(ngettext("%s backbone", "%s backbones", service.n_backbones), [service.n_backbones]);
-  const queued = service.queued === null ? NOTHING : formatCount(service.queued);
-  return `${backbones} · ${interpolate(gettext("%s of %s slots in use"), [service.running, service.slots])} · ${interpolate(gettext("%s in the queue"), [queued])}`;
+    if (service.n_backbones === 0) return gettext("No backbone runs: nothing can be generated.");
+    const backbones = interpolate(ngettext("%s backbone", "%s backbones", service.n_backbones), [service.n_backbones]);
+    const queued = service.queued === null ? NOTHING : formatCount(service.queued);
+    return `${backbones} · ${interpolate(gettext("%s of %s slots in use"), [service.running, service.slots])} · ${interpolate(gettext("%s in the queue"), [queued])}`;
 }
 
 /** @param {{name: string, values: Percentiles}} props */
 function LatencyRow({ name, values }) {
-  return html`<tr>
+    return html`<tr>
     <th scope="row">${name}</th>
     <td class="number">${formatSeconds(values.p50)}</td>
     <td class="number">${formatSeconds(values.p95)}</td>

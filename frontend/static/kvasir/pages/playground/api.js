@@ -36,7 +36,9 @@ export class PlaygroundApi {
     async models() {
         const reply = await this.json("/v1/models");
         return reply.data.map((/** @type {any} */ model) => ({
-            id: model.id, nCtx: model.kvasir.n_ctx, hasChat: model.kvasir.chat,
+            id: model.id,
+            nCtx: model.kvasir.n_ctx,
+            hasChat: model.kvasir.chat,
         }));
     }
 
@@ -49,7 +51,10 @@ export class PlaygroundApi {
      */
     async *ask(path, body, signal) {
         const response = await this.fetch(path, {
-            method: "POST", body: JSON.stringify(body), headers: { "Content-Type": "application/json" }, signal,
+            method: "POST",
+            body: JSON.stringify(body),
+            headers: { "Content-Type": "application/json" },
+            signal,
         });
         if (!response.body) throw new ApiFailure(0, "stream_cut", "the answer has no body");
         yield* answerParts(chunksOf(response.body));

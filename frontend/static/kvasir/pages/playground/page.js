@@ -13,7 +13,11 @@ import { TurnView } from "./turn.js";
 
 /** @typedef {import("./session.js").PlaygroundState} PlaygroundState */
 
-const STORIES = ["Once upon a time, there was a little girl named Lily.", "Tom had a red ball. One day,", "The little dragon"];
+const STORIES = [
+    "Once upon a time, there was a little girl named Lily.",
+    "Tom had a red ball. One day,",
+    "The little dragon",
+];
 
 /** The node that a tab of this browser is, for the strip. @returns {Promise<string>} */
 async function ownNodeId() {
@@ -60,8 +64,10 @@ function Conversation({ state, session }) {
     const last = state.turns.at(-1);
     if (!last) return html`<${Welcome} session=${session} state=${state} />`;
     return html`<div class="turns">
-        ${state.turns.map((turn) => html`<${TurnView} key=${turn.id} turn=${turn} isLast=${turn === last}
-            onUseSeed=${(/** @type {number} */ seed) => session.choose({ seed: String(seed) })} />`)}
+        ${state.turns.map(
+            (turn) => html`<${TurnView} key=${turn.id} turn=${turn} isLast=${turn === last}
+            onUseSeed=${(/** @type {number} */ seed) => session.choose({ seed: String(seed) })} />`,
+        )}
     </div>`;
 }
 
@@ -71,12 +77,18 @@ function Welcome({ session, state }) {
     if (!model) return html`<p class="muted" role="status">${state.problem ? "" : gettext("Looking for a model…")}</p>`;
     const chats = [gettext("Explain a mixture of experts to a child."), gettext("Write a short poem about honey.")];
     return html`<div class="welcome card">
-        <p>${model.hasChat
-            ? gettext("Ask anything. After the answer you see which worker computed how much of it.")
-            : gettext("This model has no chat template: it goes on from what you write. After the answer you see which worker computed how much of it.")}</p>
+        <p>${
+            model.hasChat
+                ? gettext("Ask anything. After the answer you see which worker computed how much of it.")
+                : gettext(
+                      "This model has no chat template: it goes on from what you write. After the answer you see which worker computed how much of it.",
+                  )
+        }</p>
         <ul class="examples" aria-label=${gettext("Examples")}>
-            ${(model.hasChat ? chats : STORIES).map((text) => html`<li><button type="button" class="secondary example"
-                onClick=${() => session.ask(text)}>${text}</button></li>`)}
+            ${(model.hasChat ? chats : STORIES).map(
+                (text) => html`<li><button type="button" class="secondary example"
+                onClick=${() => session.ask(text)}>${text}</button></li>`,
+            )}
         </ul>
     </div>`;
 }
@@ -99,15 +111,20 @@ function Composer({ session, state, isBusy }) {
         event.preventDefault();
         send();
     };
-    return html`<form class="composer" onSubmit=${(/** @type {Event} */ event) => { event.preventDefault(); send(); }}>
+    return html`<form class="composer" onSubmit=${(/** @type {Event} */ event) => {
+        event.preventDefault();
+        send();
+    }}>
         <label for="asked" class="unseen">${gettext("Your text")}</label>
         <textarea id="asked" ref=${field} rows="2" value=${text} onKeyDown=${onKey} enterkeyhint="send"
             placeholder=${goesOn ? gettext("Write on, or let the model go on…") : gettext("Write something…")}
             onInput=${(/** @type {any} */ event) => setText(event.target.value)}></textarea>
         <div class="row">
-            ${isBusy // keys: were both one element, a click on Stop would end as one on Send
-                ? html`<button key="stop" type="button" id="stop" class="bad" onClick=${() => session.stop()}>${gettext("Stop")}</button>`
-                : html`<button key="send" type="submit" id="send" disabled=${!maySend}>${goesOn && !text.trim() ? gettext("Go on") : gettext("Send")}</button>`}
+            ${
+                isBusy // keys: were both one element, a click on Stop would end as one on Send
+                    ? html`<button key="stop" type="button" id="stop" class="bad" onClick=${() => session.stop()}>${gettext("Stop")}</button>`
+                    : html`<button key="send" type="submit" id="send" disabled=${!maySend}>${goesOn && !text.trim() ? gettext("Go on") : gettext("Send")}</button>`
+            }
             ${state.turns.length > 0 && html`<button type="button" id="new" class="secondary" onClick=${() => session.clear()}>${gettext("New")}</button>`}
             <small>${gettext("Enter sends, Shift+Enter begins a line.")}</small>
         </div>

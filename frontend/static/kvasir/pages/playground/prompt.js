@@ -19,7 +19,14 @@
 
 /** @type {Readonly<Settings>} */
 export const DEFAULTS = Object.freeze({
-    model: "", temperature: 0.7, topP: 0.95, topK: 0, repetitionPenalty: 1, maxTokens: 160, seed: "", system: "",
+    model: "",
+    temperature: 0.7,
+    topP: 0.95,
+    topK: 0,
+    repetitionPenalty: 1,
+    maxTokens: 160,
+    seed: "",
+    system: "",
 });
 
 /**
@@ -66,7 +73,9 @@ function storyOf(exchanges) {
 
 /** @param {string} before @param {string} text */
 function joined(before, text) {
-    return before && text && !/\s$/.test(before) && !/^[\s.,;:!?'")\]]/.test(text) ? `${before} ${text}` : before + text;
+    return before && text && !/\s$/.test(before) && !/^[\s.,;:!?'")\]]/.test(text)
+        ? `${before} ${text}`
+        : before + text;
 }
 
 /** A seed that JavaScript holds exactly. @param {string} wanted digits, or "" for a random one */

@@ -132,9 +132,21 @@ export class PlaygroundSession {
     newTurn(asked) {
         this.nTurns += 1;
         return {
-            id: this.nTurns, asked, seed: chosenSeed(this.state.settings.seed), phase: "waiting", position: 0, tokens: [],
-            requestId: "", finishReason: "", usage: null, trace: null, traceState: "none", failure: null,
-            startedAt: performance.now(), firstAt: 0, endedAt: 0,
+            id: this.nTurns,
+            asked,
+            seed: chosenSeed(this.state.settings.seed),
+            phase: "waiting",
+            position: 0,
+            tokens: [],
+            requestId: "",
+            finishReason: "",
+            usage: null,
+            trace: null,
+            traceState: "none",
+            failure: null,
+            startedAt: performance.now(),
+            firstAt: 0,
+            endedAt: 0,
         };
     }
 
@@ -155,7 +167,10 @@ export class PlaygroundSession {
     /** @param {Turn} turn */
     async loadTrace(turn) {
         try {
-            const [reply, nodeId] = await Promise.all([this.api.trace(turn.requestId, turn.phase === "done"), this.ownNodeId()]);
+            const [reply, nodeId] = await Promise.all([
+                this.api.trace(turn.requestId, turn.phase === "done"),
+                this.ownNodeId(),
+            ]);
             turn.trace = reply && traceOf(reply, nodeId);
         } catch {
             turn.trace = null; // the answer is there all the same

@@ -41,7 +41,7 @@ function Work({ asker, first, onError }) {
     const [page, setPage] = useState({ items: first.items, next: first.next });
     const more = async (/** @type {string} */ filter, /** @type {boolean} */ isFresh) => {
         try {
-            const found = await askRewards(asker.key, { paid: filter, cursor: isFresh ? "" : page.next ?? "" });
+            const found = await askRewards(asker.key, { paid: filter, cursor: isFresh ? "" : (page.next ?? "") });
             setPage({ items: isFresh ? found.items : [...page.items, ...found.items], next: found.next });
         } catch (error) {
             onError(error);
@@ -52,7 +52,8 @@ function Work({ asker, first, onError }) {
         setPaid(value);
         void more(value, true);
     };
-    const csv = () => rewardsCsv(asker.key, { paid }).then((text) => save(`kvasir-rewards-${first.id}.csv`, text), onError);
+    const csv = () =>
+        rewardsCsv(asker.key, { paid }).then((text) => save(`kvasir-rewards-${first.id}.csv`, text), onError);
     return html`<section class="card" aria-labelledby="work-title">
         <div class="row between"><h2 id="work-title">${gettext("Days of work")}</h2>
             <div class="row"><label class="unseen" for="paid">${gettext("Show")}</label>
@@ -84,7 +85,14 @@ function Entries({ asker, onError }) {
 /** Of anybody: shown signed in or not. @param {{mine: string}} props */
 function Leaderboard({ mine }) {
     const [earners, setEarners] = useState(/** @type {Earner[] | null} */ (null));
-    useEffect(() => void askLeaderboard().then(({ items }) => setEarners(items), () => setEarners([])), []);
+    useEffect(
+        () =>
+            void askLeaderboard().then(
+                ({ items }) => setEarners(items),
+                () => setEarners([]),
+            ),
+        [],
+    );
     return html`<section class="card" aria-labelledby="top-title" aria-busy=${earners === null}>
         <h2 id="top-title">${gettext("Top earners")}</h2>
         ${earners && earners.length > 0 && html`<${EarnerTable} items=${earners} mine=${mine} />`}
@@ -96,8 +104,11 @@ function Leaderboard({ mine }) {
 function Account({ asker, rewards, onSignOut, onError }) {
     return html`<${Signed} scope=${rewards.scope} id=${rewards.id} isOwn=${asker.isOwn} onSignOut=${onSignOut} />
         <${Sums} rewards=${rewards} />
-        ${rewards.nodes.length > 0 && html`<section class="card" aria-labelledby="nodes-title">
-            <h2 id="nodes-title">${gettext("Nodes")}</h2><${NodeTable} nodes=${rewards.nodes} /></section>`}
+        ${
+            rewards.nodes.length > 0 &&
+            html`<section class="card" aria-labelledby="nodes-title">
+            <h2 id="nodes-title">${gettext("Nodes")}</h2><${NodeTable} nodes=${rewards.nodes} /></section>`
+        }
         <${Work} key=${rewards.id} asker=${asker} first=${rewards} onError=${onError} />
         <${Entries} key=${asker.key} asker=${asker} onError=${onError} />`;
 }

@@ -46,9 +46,11 @@ export function SignIn({ former, onKey }) {
         <input id="account-key" class="mono" type="password" name="account-key" autocomplete="off" spellcheck=${false} placeholder="kva-…"
             value=${text} aria-invalid=${isWrong ? "true" : undefined} aria-describedby="account-key-note"
             onInput=${(/** @type {Event} */ event) => setText(/** @type {HTMLInputElement} */ (event.target).value.trim())} />
-        <small id="account-key-note" aria-live="polite">${isWrong
-            ? gettext("A key begins with kva- and has 64 signs.")
-            : gettext("Contribute first if you have none.")}</small>
+        <small id="account-key-note" aria-live="polite">${
+            isWrong
+                ? gettext("A key begins with kva- and has 64 signs.")
+                : gettext("Contribute first if you have none.")
+        }</small>
         <button type="submit">${gettext("Show my rewards")}</button>
         <${Former} keys=${former} onKey=${onKey} />
     </form>`;
@@ -62,8 +64,10 @@ export function Signed({ scope, id, isOwn, onSignOut }) {
     const what = scope === "account" ? gettext("Account") : gettext("Node");
     return html`<p class="row signed">
         <span>${what} <strong class="mono" id="signed-id">${id}</strong></span>
-        ${isOwn
-            ? html`<span class="badge">${gettext("this browser's")}</span>`
-            : html`<button type="button" class="quiet" id="sign-out" onClick=${onSignOut}>${gettext("Sign out")}</button>`}
+        ${
+            isOwn
+                ? html`<span class="badge">${gettext("this browser's")}</span>`
+                : html`<button type="button" class="quiet" id="sign-out" onClick=${onSignOut}>${gettext("Sign out")}</button>`
+        }
     </p>`;
 }

@@ -117,7 +117,10 @@ export class AgentEdge {
         }
         this.current = session.hasEnded ? null : session;
         if (old !== null && old !== session) {
-            this.overlapping.set(old, setTimeout(() => this.endOverlap(old), 1000 * this.overlapS));
+            this.overlapping.set(
+                old,
+                setTimeout(() => this.endOverlap(old), 1000 * this.overlapS),
+            );
         }
         this.onChange(session.isJoined, session.isJoined ? "" : "the relay is away");
         return true;

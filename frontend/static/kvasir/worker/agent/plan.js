@@ -20,19 +20,7 @@ const GRACE_S = 15;
 const LONGEST_WAIT_S = 60;
 
 /** @type {readonly ((state: WorkerState, nowS: number) => Action | null)[]} */
-const RULES = [
-    leave,
-    register,
-    rotate,
-    serve,
-    beat,
-    fetchNext,
-    volunteer,
-    concludeMove,
-    beginMove,
-    planMove,
-    look,
-];
+const RULES = [leave, register, rotate, serve, beat, fetchNext, volunteer, concludeMove, beginMove, planMove, look];
 
 /**
  * What to do at this moment, or null: then ask again after `waitS`, or as soon as something has changed.

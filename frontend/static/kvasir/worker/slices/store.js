@@ -20,11 +20,11 @@ import { SliceRepair } from "./repair.js";
 /** @import { DataFile, SliceNames } from "./paths.js" */
 
 /**
- * @typedef {{fingerprint: string, ranges: readonly ExpertRange[], sliceUrl: string, manifestUrl: string}} SliceOffer 
+ * @typedef {{fingerprint: string, ranges: readonly ExpertRange[], sliceUrl: string, manifestUrl: string}} SliceOffer
  *   merged ranges, absolute addresses
  */
 /**
- * @typedef {{name: string, fingerprint: string, facts: SliceFacts, nBytes: number, nRepaired: number}} HeldSlice 
+ * @typedef {{name: string, fingerprint: string, facts: SliceFacts, nBytes: number, nRepaired: number}} HeldSlice
  *   verified and in use: not evicted until `release`
  */
 
