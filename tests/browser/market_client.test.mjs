@@ -132,7 +132,7 @@ test("a heartbeat states everything and learns its lease", async () => {
 });
 
 test("the demand is read as runs", async () => {
-    const { made, sent } = await ask((market) => market.coverage.demand(PRINT), DEMAND);
+    const { made, sent } = await ask((market) => market.demand(PRINT), DEMAND);
     assert.deepEqual(
         [sent.method, sent.url, sent.body],
         ["GET", `${SITE}/api/expert-demand?model=${PRINT}`, undefined],
@@ -177,7 +177,7 @@ test("a volunteer says what it holds and gets a range, or hears why not", async 
 });
 
 test("rewards are asked for with the node's token", async () => {
-    const { made, sent } = await ask((market) => market.ledger.rewards(), { paid_row_experts: 7 });
+    const { made, sent } = await ask((market) => market.rewards(), { paid_row_experts: 7 });
     assert.deepEqual([made.paid_row_experts, sent.url], [7, `${SITE}/api/rewards?limit=1`]);
     assert.equal(sent.headers.authorization, "Bearer kvs-secret");
 });
