@@ -7,7 +7,7 @@ import { BothKernel } from "/static/kvasir/kernels/both_kernel.js";
 import { CheckedKernel, LEAST_S, MOST_S } from "/static/kvasir/kernels/checked_kernel.js";
 import { KernelError, KernelLostError, KernelMemoryError } from "/static/kvasir/kernels/errors.js";
 import { CHECK_BYTES, checkKernel } from "/static/kvasir/kernels/fresh_check.js";
-import { KX1_FINGERPRINT, expertBytes } from "/static/kvasir/kernels/kx1_format.js";
+import { expertBytes, KX1_FINGERPRINT } from "/static/kvasir/kernels/kx1_format.js";
 import { plainRows } from "/static/kvasir/kernels/kx1_inputs.js";
 import { packRows } from "/static/kvasir/kernels/kx1_pack.js";
 import { madeExpert } from "/static/kvasir/kernels/selftest.js";
@@ -43,7 +43,12 @@ function spoil(kernel, isWrong) {
 function sleeps() {
     const told = [];
     let wake = () => {};
-    const sleep = (seconds) => (told.push(seconds), new Promise((resolve) => (wake = resolve)));
+    const sleep = (seconds) => {
+        told.push(seconds);
+        return new Promise((resolve) => {
+            wake = resolve;
+        });
+    };
     return { told, sleep, wake: () => wake() };
 }
 
@@ -122,7 +127,12 @@ test("a kernel that fails a check is lost, and no output leaves it, not even of 
     assert.equal((await checked.compute(CALL)).length, 256);
     const compute = kernel.compute.bind(kernel);
     let finish = () => {};
-    kernel.compute = async (call) => (await new Promise((resolve) => (finish = resolve)), compute(call));
+    kernel.compute = async (call) => {
+        await new Promise((resolve) => {
+            finish = resolve;
+        });
+        return compute(call);
+    };
     const underWay = checked.compute(CALL);
     kernel.compute = spoil({ compute }, () => true).compute;
     wake();
@@ -135,7 +145,10 @@ test("a kernel that fails a check is lost, and no output leaves it, not even of 
 
 test("a kernel that dies is lost as ever", async () => {
     const threads = [];
-    const start = () => (threads.push(startThread()), threads.at(-1));
+    const start = () => {
+        threads.push(startThread());
+        return threads.at(-1);
+    };
     const kernel = await createWasmKernel({ build: "kx1_simd128", nThreads: 1, startThread: start, readBuild });
     const checked = new CheckedKernel(kernel, { sleep: () => NEVER });
     threads[0].kill();

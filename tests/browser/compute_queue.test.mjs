@@ -7,7 +7,7 @@ import { KernelError, KernelLostError, KernelMemoryError } from "/static/kvasir/
 import { FaultCode } from "/static/kvasir/wire/frames.js";
 import { Kind } from "/static/kvasir/wire/header.js";
 import { ComputeQueue } from "/static/kvasir/worker/serving/compute.js";
-import { ScriptedKernel, dispatch, holdingsOf, outputsOf, settle } from "./scripted_relay.mjs";
+import { dispatch, holdingsOf, outputsOf, ScriptedKernel, settle } from "./scripted_relay.mjs";
 
 const ROW_BYTES = 4 * 256; // of outputs
 
@@ -25,7 +25,8 @@ class Desk {
     }
 
     submit(name, asked) {
-        const client = (this.clients[name] ??= { name });
+        this.clients[name] ??= { name };
+        const client = this.clients[name];
         this.queue.submit({
             client,
             dispatch: asked,
@@ -65,7 +66,7 @@ test("jobs of one layer are computed together, others not with them, all with th
     const asked = [1, 2, 3, 4, 5, 6].map((n) =>
         dispatch(n, { layer: n % 2 ? 2 : 5, nRows: 1 + (n % 3), pairIds: pairs(n).map((id) => id % 2) }),
     );
-    asked.forEach((item, i) => desk.submit(`client ${i % 3}`, item));
+    for (const [i, item] of asked.entries()) desk.submit(`client ${i % 3}`, item);
     await settle();
     await desk.finish();
     assert.deepEqual(sizes(desk.kernel), [1 + 3 + 5, 2 + 4 + 6]);
@@ -84,7 +85,7 @@ test("jobs of one layer are computed together, others not with them, all with th
 test("a batch is bounded to the byte, but one job always fits", async () => {
     const desk = new Desk({ maxBatchBytes: 5 * ROW_BYTES });
     await desk.keepBusy();
-    [9, 2, 2, 2, 1].forEach((n, i) => desk.submit("a", dispatch(i + 1, { pairIds: pairs(n) })));
+    for (const [i, n] of [9, 2, 2, 2, 1].entries()) desk.submit("a", dispatch(i + 1, { pairIds: pairs(n) }));
     await settle();
     await desk.finish();
     assert.deepEqual(sizes(desk.kernel), [9, 5, 2]);

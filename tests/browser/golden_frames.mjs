@@ -4,7 +4,7 @@
 import { readFileSync } from "node:fs";
 import { expertRange } from "../../frontend/static/kvasir/slicing/expert_ranges.js";
 import * as frames from "../../frontend/static/kvasir/wire/frames.js";
-import { WireType, encodedRowBytes, makeLimits } from "../../frontend/static/kvasir/wire/header.js";
+import { encodedRowBytes, makeLimits, WireType } from "../../frontend/static/kvasir/wire/header.js";
 
 export const ENTRIES = JSON.parse(readFileSync(new URL("../golden/wire/frames.json", import.meta.url), "utf8"));
 

@@ -25,7 +25,9 @@ class MadeUpDevice {
         return {
             size,
             bytes: new Uint8Array(fits && size < 2 ** 20 ? size : 0),
-            destroy: () => void (fits && (this.used -= size)),
+            destroy: () => {
+                if (fits) this.used -= size;
+            },
         };
     }
 
@@ -56,7 +58,7 @@ test("places lie side by side in arenas of whole experts, and never overlap", as
             .filter((place) => place.arena === arena)
             .map((place) => place.start)
             .sort((a, b) => a - b);
-        starts.forEach((start, i) => assert.equal(start, 768 * i));
+        for (const [i, start] of starts.entries()) assert.equal(start, 768 * i);
     }
     assert.ok(places.every((place) => place.size === 768 && place.start + place.size <= place.arena.size));
 });

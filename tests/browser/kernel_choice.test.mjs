@@ -12,7 +12,7 @@ import {
 } from "/static/kvasir/kernels/errors.js";
 import { chooseKernel, crossing } from "/static/kvasir/kernels/kernel_choice.js";
 import { measureKernel } from "/static/kvasir/kernels/kernel_measure.js";
-import { KX1_FINGERPRINT, expertBytes } from "/static/kvasir/kernels/kx1_format.js";
+import { expertBytes, KX1_FINGERPRINT } from "/static/kvasir/kernels/kx1_format.js";
 import { plainRows } from "/static/kvasir/kernels/kx1_inputs.js";
 import { packRows } from "/static/kvasir/kernels/kx1_pack.js";
 import { madeExpert, selfTest } from "/static/kvasir/kernels/selftest.js";
@@ -58,7 +58,11 @@ test("WebAssembly alone is chosen, tested, and its build remembered", async () =
 
 test("a remembered build is taken without measuring; one that cannot run any more is not", async () => {
     const asked = [];
-    const counted = { ...WASM, readBuild: (name) => (asked.push(name), readBuild(name)) };
+    const counting = (name) => {
+        asked.push(name);
+        return readBuild(name);
+    };
+    const counted = { ...WASM, readBuild: counting };
     const options = { budgetBytes: BUDGET, only: "wasm", wasm: counted };
     const record = { gpu: null, build: "kx1_simd128", gpuFrom: null };
     const kernel = await chooseKernel({ ...options, remembered: memory(record) });
@@ -201,7 +205,10 @@ test("a kernel of two computes small messages in one and large ones in the other
     const used = [];
     for (const half of ["gpu", "wasm"]) {
         const compute = both[half].compute.bind(both[half]);
-        both[half].compute = (call) => (used.push(half), compute(call));
+        both[half].compute = (call) => {
+            used.push(half);
+            return compute(call);
+        };
     }
     const rows = packRows(plainRows(3, SHAPE.dModel, 3), SHAPE.dModel);
     const call = (n) => ({

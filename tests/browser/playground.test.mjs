@@ -203,7 +203,7 @@ function session(script, trace = async () => TRACE) {
     const api = {
         ownKey: "",
         models: async () => [{ id: "m", nCtx: 64, hasChat: true }],
-        async *ask(path, body, signal) {
+        async *ask(_path, body, signal) {
             asked.push(body);
             yield* script(signal);
         },

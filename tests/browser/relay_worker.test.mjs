@@ -5,8 +5,8 @@ import { test } from "node:test";
 import { FIRST_S, STEADY_S } from "/static/kvasir/edge/reconnect.js";
 import { recordHead } from "/static/kvasir/relay/records.js";
 import { encode, join } from "/static/kvasir/wire/codec.js";
-import { RefuseCode, goaway, pause, ping, pong } from "/static/kvasir/wire/frames.js";
-import { Kind, checksum } from "/static/kvasir/wire/header.js";
+import { goaway, pause, ping, pong, RefuseCode } from "/static/kvasir/wire/frames.js";
+import { checksum, Kind } from "/static/kvasir/wire/header.js";
 import { mixed } from "./golden_frames.mjs";
 import { backboneHello, dispatch, settle } from "./scripted_relay.mjs";
 import { results, serving, world } from "./served_worker.mjs";
@@ -137,7 +137,7 @@ test("a relay that was steady is dialled again soon", async () => {
 test("whatever a relay says, it is answered, or ends its edge or the socket; and nothing is a defect", async (context) => {
     const complaints = context.mock.method(console, "error", () => undefined);
     let [nEdges, nSockets, n] = [0, 0, 0];
-    const chance = (most) => (mixed((n += 1)) >>> 7) % most;
+    const chance = (most) => (mixed(++n) >>> 7) % most;
     const said = [
         backboneHello(),
         dispatch(1),

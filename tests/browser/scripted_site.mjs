@@ -5,7 +5,7 @@ export class ScriptedSite {
     asked = []; // {url, range, ifRange, token}
     cuts = []; // bytes until the cut, slice request by slice request; undefined: none
     statuses = []; // of the next slice requests, before any is served
-    change = (position, bytes) => bytes; // of what is sent
+    change = (_position, bytes) => bytes; // of what is sent
     onChunk = () => undefined;
 
     constructor(slice, manifest, etag) {

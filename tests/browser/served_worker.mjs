@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { Kind } from "/static/kvasir/wire/header.js";
 import { RelayWorker } from "/static/kvasir/worker/serving/join.js";
-import { ScriptedKernel, ScriptedOutside, backboneHello, holdingsOf, outputsOf, settle } from "./scripted_relay.mjs";
+import { backboneHello, holdingsOf, outputsOf, ScriptedKernel, ScriptedOutside, settle } from "./scripted_relay.mjs";
 
 // A worker that runs, with the world around it and all that it said of itself.
 export function world(config = {}, kernel = new ScriptedKernel()) {

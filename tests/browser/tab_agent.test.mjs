@@ -7,8 +7,8 @@ import { KernelError, KernelLostError, KernelMemoryError } from "/static/kvasir/
 import { Agent } from "/static/kvasir/worker/agent/agent.js";
 import { AgentEdge } from "/static/kvasir/worker/agent/edge.js";
 import { Fetcher } from "/static/kvasir/worker/agent/fetch.js";
-import { AgentMemory } from "/static/kvasir/worker/agent/state.js";
 import { MarketAwayError, MarketRefusedError } from "/static/kvasir/worker/agent/market_errors.js";
+import { AgentMemory } from "/static/kvasir/worker/agent/state.js";
 import { BrokenSliceError, SourceRefusedError, TransferError } from "/static/kvasir/worker/slices/errors.js";
 
 const MODEL = { name: "tiny", fingerprint: "f".repeat(64), nLayer: 2, nExpert: 8 };
@@ -201,7 +201,7 @@ test("a pause reaches backbones at once and the market next; resuming states eve
 
 test("a pause ends a download, which goes on afterwards", async () => {
     let nAsked = 0;
-    const obtain = (offer, bytes, { signal }) => {
+    const obtain = (_offer, _bytes, { signal }) => {
         nAsked += 1;
         if (nAsked > 1) return Promise.resolve(HELD);
         return new Promise((_, reject) => signal.addEventListener("abort", () => reject(signal.reason)));

@@ -4,17 +4,17 @@ import assert from "node:assert/strict";
 import test from "node:test";
 
 import { KernelLostError } from "/static/kvasir/kernels/errors.js";
-import { adviseBudget, boundedBudget } from "/static/kvasir/worker/tab/budget.js";
-import { UNKNOWN_SURROUNDINGS, pauseReason } from "/static/kvasir/worker/tab/conditions.js";
+import { workerState } from "/static/kvasir/worker/agent/plan_state.js";
+import { readRewards, rewardFacts } from "/static/kvasir/worker/agent/rewards.js";
+import { NO_SETTINGS, piecesWithin, rotateInS } from "/static/kvasir/worker/agent/state.js";
 import { KernelKeeper } from "/static/kvasir/worker/serving/kernel_keeper.js";
+import { ServedCounter } from "/static/kvasir/worker/serving/served_counter.js";
+import { adviseBudget, boundedBudget } from "/static/kvasir/worker/tab/budget.js";
+import { pauseReason, UNKNOWN_SURROUNDINGS } from "/static/kvasir/worker/tab/conditions.js";
 import { News } from "/static/kvasir/worker/tab/news.js";
 import { isMetered } from "/static/kvasir/worker/tab/page_surroundings.js";
-import { NO_SETTINGS, piecesWithin, rotateInS } from "/static/kvasir/worker/agent/state.js";
-import { readRewards, rewardFacts } from "/static/kvasir/worker/agent/rewards.js";
-import { ServedCounter } from "/static/kvasir/worker/serving/served_counter.js";
-import { StatePublisher } from "/static/kvasir/worker/tab/state_publisher.js";
 import { TabReport } from "/static/kvasir/worker/tab/report.js";
-import { workerState } from "/static/kvasir/worker/agent/plan_state.js";
+import { StatePublisher } from "/static/kvasir/worker/tab/state_publisher.js";
 
 const GIB = 2 ** 30;
 const DEVICE = {
@@ -129,7 +129,10 @@ test("what an agent does becomes activity, ranges, download and problems", () =>
     publisher.turn("working");
     const range = { layer: 1, start: 2, stop: 4 };
     const piece = { range, nBytes: 8, kernel: "kx1", leaseId: "", isFetched: false };
-    const show = (known) => (report.state(workerState({ roomBytes: 1, ...known })), publisher.state);
+    const show = (known) => {
+        report.state(workerState({ roomBytes: 1, ...known }));
+        return publisher.state;
+    };
     assert.equal(show({}).activity, "registering");
     assert.equal(show({ nodeId: "n" }).activity, "asking");
     report.say("waiting", { reason: "expert coverage at target", retryS: 5 });

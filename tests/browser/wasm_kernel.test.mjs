@@ -5,7 +5,7 @@ import { readFile } from "node:fs/promises";
 import test from "node:test";
 
 import { KernelError, KernelLostError, KernelMemoryError } from "/static/kvasir/kernels/errors.js";
-import { KX1_FINGERPRINT, expertBytes, packedRowBytes } from "/static/kvasir/kernels/kx1_format.js";
+import { expertBytes, KX1_FINGERPRINT, packedRowBytes } from "/static/kvasir/kernels/kx1_format.js";
 import { plainRows } from "/static/kvasir/kernels/kx1_inputs.js";
 import { packRows } from "/static/kvasir/kernels/kx1_pack.js";
 import { madeExpert, selfTest } from "/static/kvasir/kernels/selftest.js";
@@ -215,7 +215,10 @@ test("rows that are not finite are refused by both quantisers", async () => {
 test("a thread that dies loses the kernel, with the reason, and nothing hangs", async () => {
     /** @type {ReturnType<typeof startThread>[]} */
     const started = [];
-    const remembered = () => (started.push(startThread()), started.at(-1));
+    const remembered = () => {
+        started.push(startThread());
+        return started.at(-1);
+    };
     await withKernel({ startThread: remembered }, async (kernel) => {
         await kernel.load("a", EXPERT);
         started[0].kill();

@@ -6,17 +6,17 @@ import { createHash } from "node:crypto";
 import { test } from "node:test";
 import { crc32 as zlibCrc32 } from "node:zlib";
 import { crc32 } from "../../frontend/static/kvasir/wire/checksum.js";
-import { WireError, WireVersionError } from "../../frontend/static/kvasir/wire/errors.js";
 import { decode, encode, join } from "../../frontend/static/kvasir/wire/codec.js";
+import { WireError, WireVersionError } from "../../frontend/static/kvasir/wire/errors.js";
 import { goaway, result, sumResult } from "../../frontend/static/kvasir/wire/frames.js";
 import {
+    encodedRowBytes,
     HEADER_BYTES,
     Kind,
     MAX_PAYLOAD_BYTES,
     MAX_ROWS,
-    WireType,
-    encodedRowBytes,
     makeLimits,
+    WireType,
 } from "../../frontend/static/kvasir/wire/header.js";
 import { ENTRIES, frameOf, mixed } from "./golden_frames.mjs";
 

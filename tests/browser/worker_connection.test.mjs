@@ -6,9 +6,9 @@ import { test } from "node:test";
 import { KernelError } from "/static/kvasir/kernels/errors.js";
 import { recordHead } from "/static/kvasir/relay/records.js";
 import { encode, join } from "/static/kvasir/wire/codec.js";
-import { FaultCode, RefuseCode, Role, fault, goaway, pause, ping, pong, refuse } from "/static/kvasir/wire/frames.js";
-import { Kind, WireType, makeLimits } from "/static/kvasir/wire/header.js";
-import { KERNEL, MODEL, ScriptedKernel, backboneHello, dispatch, settle } from "./scripted_relay.mjs";
+import { FaultCode, fault, goaway, pause, ping, pong, RefuseCode, Role, refuse } from "/static/kvasir/wire/frames.js";
+import { Kind, makeLimits, WireType } from "/static/kvasir/wire/header.js";
+import { backboneHello, dispatch, KERNEL, MODEL, ScriptedKernel, settle } from "./scripted_relay.mjs";
 import { checkResult, results, serving, world } from "./served_worker.mjs";
 
 const COST = 261 + 4 * 256; // of a dispatch with one pair
@@ -197,9 +197,7 @@ test("waiting jobs of one layer are computed together, with the same bits and ea
     kernel.release();
     await settle();
     assert.deepEqual(kernel.calls.slice(2), [{ nRows: 5, nPairs: 6 }]);
-    results(socket, 1)
-        .slice(1)
-        .forEach((result, i) => checkResult(result, asked[i]));
+    for (const [i, result] of results(socket, 1).slice(1).entries()) checkResult(result, asked[i]);
     checkResult(results(socket, 2)[1], other);
     assert.deepEqual(found.news.filter(Array.isArray).at(-1), [2, 3, 6]);
 });

@@ -7,7 +7,7 @@ import { sumOutputs } from "/static/kvasir/kernels/sums.js";
 import { FaultCode } from "/static/kvasir/wire/frames.js";
 import { Kind, makeLimits } from "/static/kvasir/wire/header.js";
 import { ComputeQueue } from "/static/kvasir/worker/serving/compute.js";
-import { ScriptedKernel, dispatch, holdingsOf, outputsOf, settle } from "./scripted_relay.mjs";
+import { dispatch, holdingsOf, outputsOf, ScriptedKernel, settle } from "./scripted_relay.mjs";
 import { checkResult, results, serving } from "./served_worker.mjs";
 
 const BOUND = 4 * 256 + 1; // of the sums of a row

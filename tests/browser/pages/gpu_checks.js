@@ -2,9 +2,9 @@
  * What tests/browser/test_gpu_kernel.py asks of the GPU kernel in a page; every function returns plain values.
  */
 
+import { callAll, differences, goldenExperts, goldenHashes, sha256 } from "/expert_vectors.js";
 import { createGpuKernel } from "/static/kvasir/kernels/gpu/kernel.js";
 import { KX1_FINGERPRINT } from "/static/kvasir/kernels/kx1_format.js";
-import { callAll, differences, goldenExperts, goldenHashes, sha256 } from "/expert_vectors.js";
 
 const CAPACITY = 16 * 1024 * 1024;
 /** @type {Promise<import("../../../frontend/static/kvasir/kernels/gpu/backend.js").GpuKernel> | null} */
@@ -151,7 +151,10 @@ export async function memory() {
     let error = null;
     while (!error && n < 1000)
         error = await gpu.load(`e${n}`, each.weights).then(
-            () => (n++, null),
+            () => {
+                n++;
+                return null;
+            },
             (reason) => reason,
         );
     const found = { name: error?.name, needed: error?.needed, available: error?.available, n, loaded: gpu.loadedBytes };

@@ -4,7 +4,7 @@
 
 import { writePadded } from "/static/kvasir/kernels/gpu/arenas.js";
 import { openGpuDevice } from "/static/kvasir/kernels/gpu/device.js";
-import { NEVER, GpuPrograms, SHAPE_BYTES, readSources } from "/static/kvasir/kernels/gpu/programs.js";
+import { GpuPrograms, NEVER, readSources, SHAPE_BYTES } from "/static/kvasir/kernels/gpu/programs.js";
 import { packedRowBytes, weightExponent } from "/static/kvasir/kernels/kx1_format.js";
 import { adversarialRows, madeWeights, plainRows } from "/static/kvasir/kernels/kx1_inputs.js";
 import { packRows } from "/static/kvasir/kernels/kx1_pack.js";

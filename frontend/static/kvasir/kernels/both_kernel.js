@@ -6,7 +6,7 @@
  */
 
 import { KernelMemoryError } from "./errors.js";
-import { KX1_FINGERPRINT, KX1_NAME, expertBytes } from "./kx1_format.js";
+import { expertBytes, KX1_FINGERPRINT, KX1_NAME } from "./kx1_format.js";
 
 /** @import { ComputeCall, ExpertKernel, ExpertWeights } from "./kernel_types.js" */
 

@@ -83,7 +83,8 @@ export class CheckedKernel {
             await this.sleep(LEAST_S + this.random() * (MOST_S - LEAST_S));
             const fault = this.isClosed ? "closed" : await this.faultNow();
             if (this.isClosed) return new Promise(() => undefined);
-            if (fault) return (this.fault = fault);
+            this.fault = fault;
+            if (fault) return fault;
             this.nChecks++;
         }
     }

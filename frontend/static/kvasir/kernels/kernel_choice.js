@@ -213,7 +213,7 @@ async function remember({ remembered, software }, { gpu, wasm }, gpuFrom) {
     if (!remembered || software) return;
     await remembered.write({
         gpu: gpu && { description: gpu.description, tunables: gpu.tunables },
-        build: wasm && wasm.build,
+        build: wasm?.build ?? null,
         gpuFrom: gpuFrom,
     });
 }

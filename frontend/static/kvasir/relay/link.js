@@ -4,12 +4,12 @@
  * cannot hold up the other side by itself: the relay's credit bounds what an edge may have under way.
  */
 
-import { EdgeError, WireError, messageOf } from "../wire/errors.js";
-import { RECORD_BYTES } from "./records.js";
-import { clipped } from "../wire/texts.js";
 import { decode, encode } from "../wire/codec.js";
+import { EdgeError, messageOf, WireError } from "../wire/errors.js";
 import { FaultCode, fault } from "../wire/frames.js";
 import { Kind, PROTOCOL_LIMITS } from "../wire/header.js";
+import { clipped } from "../wire/texts.js";
+import { RECORD_BYTES } from "./records.js";
 
 /** @typedef {import("../wire/frames.js").Frame} Frame */
 /** @typedef {import("../wire/header.js").Limits} Limits */

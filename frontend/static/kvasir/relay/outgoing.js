@@ -4,8 +4,8 @@
  * line holds answers here, where connections count them.
  */
 
-import { MAX_BUNDLE_BYTES, RECORD_BYTES, RELAY_EDGE, recordHead } from "./records.js";
 import { join } from "../wire/codec.js";
+import { MAX_BUNDLE_BYTES, RECORD_BYTES, RELAY_EDGE, recordHead } from "./records.js";
 
 /**
  * One frame of an edge, or of the relay's own when there is no link. `nBytes`: with the record's head.

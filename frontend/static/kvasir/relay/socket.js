@@ -4,15 +4,15 @@
  * of life by a PING of the wire. Reconnecting is its owner's business.
  */
 
-import { EdgeError, EdgeTimeout, HandshakeRefused, WireError, messageOf } from "../wire/errors.js";
+import { LOOK_EVERY_S, LookResult, SignsOfLife } from "../edge/signs_of_life.js";
+import { decode, encode } from "../wire/codec.js";
+import { EdgeError, EdgeTimeout, HandshakeRefused, messageOf, WireError } from "../wire/errors.js";
+import { ping, pong, RefuseCode } from "../wire/frames.js";
+import { HEADER_BYTES, Kind, PROTOCOL_LIMITS } from "../wire/header.js";
 import { REAL_OUTSIDE } from "../wire/outside.js";
 import { RelayLink } from "./link.js";
 import { RelayOutgoing } from "./outgoing.js";
-import { RECORD_BYTES, RELAY_EDGE, openingMessage, records } from "./records.js";
-import { LOOK_EVERY_S, LookResult, SignsOfLife } from "../edge/signs_of_life.js";
-import { decode, encode } from "../wire/codec.js";
-import { RefuseCode, ping, pong } from "../wire/frames.js";
-import { HEADER_BYTES, Kind, PROTOCOL_LIMITS } from "../wire/header.js";
+import { openingMessage, RECORD_BYTES, RELAY_EDGE, records } from "./records.js";
 
 /** @typedef {import("../wire/outside.js").Outside} Outside */
 /** @typedef {import("../wire/outside.js").SocketLike} SocketLike */
@@ -234,7 +234,7 @@ export class RelaySocket {
             const nowS = this.#outside.nowS();
             const nUnsent = this.#socket?.bufferedAmount ?? 0;
             const action = this.#signs.look(nowS, nUnsent, nowS - lookedS < FROZEN_S);
-            if (action === LookResult.PING) this.#say(ping((this.#pingNumber += 1)));
+            if (action === LookResult.PING) this.#say(ping(++this.#pingNumber));
             if (action === LookResult.GIVE_UP) {
                 const silentS = this.#signs.silentS(nowS).toFixed(1);
                 this.#abort(`relay ${this.#options.url} gave no sign of life for ${silentS} s`);

@@ -11,21 +11,21 @@
 import { KernelError } from "../kernels/errors.js";
 import { packSums, unpackSums } from "../kernels/sums.js";
 import { WireError } from "./errors.js";
-import { checkHeader } from "./header_checks.js";
 import {
+    checksum,
+    encodedRowBytes,
     FLAG_MORE,
     FLAG_REPLY_F16,
     FLAG_SUMS,
     HEADER_BYTES,
     Kind,
-    PROTOCOL_LIMITS,
-    WireType,
-    checksum,
-    encodedRowBytes,
     kindName,
+    PROTOCOL_LIMITS,
     packHeader,
     unpackHeader,
+    WireType,
 } from "./header.js";
+import { checkHeader } from "./header_checks.js";
 import { packPayload, unpackPayload } from "./payloads.js";
 
 /** @typedef {import("./frames.js").Frame} Frame */

@@ -159,7 +159,7 @@ export function packHeader(header, payload) {
     }
     view.setUint32(0, MAGIC, true);
     data.set([VERSION, kind, wireType, flags], 4);
-    numbers.forEach((number, i) => view.setUint32(8 + 4 * i, number, true));
+    for (const [i, number] of numbers.entries()) view.setUint32(8 + 4 * i, number, true);
     view.setUint32(CHECKED_BYTES, checksum(data, payload), true);
     return data;
 }

@@ -5,17 +5,17 @@
 
 import { WireError } from "./errors.js";
 import {
+    encodedRowBytes,
     FLAG_MORE,
     FLAG_REPLY_F16,
     FLAG_SUMS,
-    KX1_VALUES,
     Kind,
+    KX1_VALUES,
+    kindName,
     MAX_CONTROL_BYTES,
     MAX_D_MODEL,
-    WireType,
-    encodedRowBytes,
-    kindName,
     sumsBytes,
+    WireType,
     wireTypeName,
 } from "./header.js";
 

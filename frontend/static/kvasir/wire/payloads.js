@@ -4,9 +4,9 @@
  */
 
 import { WireError } from "./errors.js";
-import { PayloadReader, PayloadWriter, checkRanges } from "./payload_bytes.js";
 import { FaultCode, RefuseCode, Role } from "./frames.js";
-import { Kind, MAX_D_MODEL, WireType, kindName } from "./header.js";
+import { Kind, kindName, MAX_D_MODEL, WireType } from "./header.js";
+import { checkRanges, PayloadReader, PayloadWriter } from "./payload_bytes.js";
 
 /** @typedef {import("./frames.js").Frame} Frame */
 /** @typedef {import("./header.js").Header} Header */

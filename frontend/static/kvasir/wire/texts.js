@@ -6,7 +6,7 @@
 import { MAX_TEXT_BYTES } from "./frames.js";
 
 const ENCODER = new TextEncoder();
-const CONTROL = /[\u0000-\u001f\u007f-\u009f]|\p{Surrogate}/u;
+const CONTROL = /[\p{Control}\p{Surrogate}]/u;
 const CONTROLS = new RegExp(CONTROL.source, "gu");
 
 /**

@@ -6,21 +6,21 @@
  */
 
 import { KernelError, KernelLostError, KernelMemoryError } from "../errors.js";
+import {
+    checkCall,
+    checkWeights,
+    expertBytes,
+    KX1_FINGERPRINT,
+    MATRICES,
+    QUANT_TYPES,
+    weightExponents,
+} from "../kx1_format.js";
 import { GpuArenas } from "./arenas.js";
 import { submitChunk } from "./encoder.js";
 import { LoadedExpert, layOut, mapMatrices } from "./experts.js";
 import { planCall } from "./plan.js";
 import { GpuPrograms, NEVER } from "./programs.js";
 import { SlotSets } from "./slot_sets.js";
-import {
-    KX1_FINGERPRINT,
-    MATRICES,
-    QUANT_TYPES,
-    checkCall,
-    checkWeights,
-    expertBytes,
-    weightExponents,
-} from "../kx1_format.js";
 
 /** @import { ComputeCall, ExpertWeights, QuantType } from "../kernel_types.js" */
 /** @import { GpuDevice } from "./device.js" */
@@ -250,7 +250,9 @@ function scatter(computed, { pairs, dModel }, outputs) {
         outputs.set(computed);
         return;
     }
-    pairs.forEach((pair, i) => outputs.set(computed.subarray(i * dModel, (i + 1) * dModel), pair * dModel));
+    for (const [i, pair] of pairs.entries()) {
+        outputs.set(computed.subarray(i * dModel, (i + 1) * dModel), pair * dModel);
+    }
 }
 
 /**

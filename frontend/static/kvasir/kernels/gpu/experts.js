@@ -57,10 +57,10 @@ export function layOut(weights) {
 }
 
 /**
- * @param {(name: typeof MATRICES[number], index: number) => number} valueOf
+ * @param {(name: typeof MATRICES[number], index: number) => number} find
  * @returns {{gate: number, up: number, down: number}}
  */
-export function mapMatrices(valueOf) {
-    const [gate, up, down] = MATRICES.map(valueOf);
+export function mapMatrices(find) {
+    const [gate, up, down] = MATRICES.map(find);
     return { gate, up, down };
 }

@@ -5,11 +5,11 @@
  */
 
 import { GpuUnavailableError, KernelLostError } from "../errors.js";
+import { selfTest } from "../selftest.js";
 import { GpuKernel } from "./backend.js";
 import { openGpuDevice } from "./device.js";
-import { LANES, NEVER, dotVariants, readSources } from "./programs.js";
+import { dotVariants, LANES, NEVER, readSources } from "./programs.js";
 import { measureTunables } from "./tunables.js";
-import { selfTest } from "../selftest.js";
 
 /** @import { GpuDevice } from "./device.js" */
 /** @import { GpuSources, GpuTunables } from "./programs.js" */

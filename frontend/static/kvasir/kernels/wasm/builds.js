@@ -128,9 +128,10 @@ class InlineKernel {
             const pairs = [...pairKeys.keys()].filter((pair) => pairKeys[pair] === key);
             const own = new Uint8Array(pairs.length * rowBytes);
             const part = new Float32Array(pairs.length * dModel);
-            pairs.forEach((pair, i) => own.set(rowOf(rows, pairRows[pair], rowBytes), i * rowBytes));
+            for (const [i, pair] of pairs.entries()) own.set(rowOf(rows, pairRows[pair], rowBytes), i * rowBytes);
             this.instance.compute(this.expert(key), own, part);
-            pairs.forEach((pair, i) => out.set(part.subarray(i * dModel, (i + 1) * dModel), pair * dModel));
+            for (const [i, pair] of pairs.entries())
+                out.set(part.subarray(i * dModel, (i + 1) * dModel), pair * dModel);
         }
         return out;
     }

@@ -7,11 +7,11 @@
 
 import { KernelError, KernelMemoryError } from "../errors.js";
 import {
-    KX1_FINGERPRINT,
-    KX1_NAME,
     checkCall,
     checkWeights,
     expertBytes,
+    KX1_FINGERPRINT,
+    KX1_NAME,
     packedRowBytes,
     weightExponents,
 } from "../kx1_format.js";
@@ -181,7 +181,7 @@ export class WasmKernel {
         });
         /** @type {Float32Array} */
         const part = await thread.ask({ kind: "compute", dModel, rows, shares }, [rows.buffer]);
-        pairs.forEach((pair, i) => out.set(part.subarray(i * dModel, (i + 1) * dModel), pair * dModel));
+        for (const [i, pair] of pairs.entries()) out.set(part.subarray(i * dModel, (i + 1) * dModel), pair * dModel);
     }
 
     /**

@@ -112,7 +112,8 @@ export class PlaygroundSession {
         const answered = this.state.turns.filter((one) => one.phase !== "failed" || one.tokens.length);
         const exchanges = [...answered, turn].map(({ asked, tokens }) => ({ asked, answer: textOf(tokens) }));
         this.set({ turns: [...this.state.turns, turn] });
-        const running = (this.running = new AbortController());
+        const running = new AbortController();
+        this.running = running;
         const { path, body } = requestFor(exchanges, this.state.settings, model.hasChat, turn.seed);
         try {
             for await (const part of this.api.ask(path, body, running.signal)) this.take(turn, part);

@@ -6,7 +6,7 @@ import { formatCompact, formatCredits } from "../../ui/format.js";
 import { html, render, useEffect, useState } from "../../ui/html.js";
 import { keepKey, loadKeys } from "../account_key.js";
 import { askEntries, askLeaderboard, askRewards, rewardsCsv } from "./client.js";
-import { refusalText, SignIn, Signed } from "./sign_in.js";
+import { refusalText, Signed, SignIn } from "./sign_in.js";
 import { EarnerTable, EntryTable, NodeTable, WorkTable } from "./tables.js";
 
 /** @typedef {import("./client.js").Rewards} Rewards */

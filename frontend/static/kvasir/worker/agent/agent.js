@@ -4,17 +4,17 @@
  * goes through the market client, the fetcher and the edge, which tests replace. It decides nothing itself.
  */
 
+import { reconnectDelayS } from "../../edge/reconnect.js";
+import { News } from "../tab/news.js";
 import { Downloads } from "./downloads.js";
 import { endedByRefusal } from "./errors.js";
 import { MarketTalk } from "./market.js";
-import { AgentNode } from "./node.js";
-import { piecesWithin } from "./state.js";
 import { MarketAwayError, MarketRefusedError } from "./market_errors.js";
-import { News } from "../tab/news.js";
+import { AgentNode } from "./node.js";
 import { nextAction, waitS } from "./plan.js";
 import * as after from "./plan_changes.js";
 import { workerState } from "./plan_state.js";
-import { reconnectDelayS } from "../../edge/reconnect.js";
+import { piecesWithin } from "./state.js";
 
 /** @import { AgentMemory } from "./state.js" */
 /** @import { AgentEdge } from "./edge.js" */

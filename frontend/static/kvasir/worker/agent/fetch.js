@@ -4,10 +4,10 @@
  * is only a matter of edges; slices that are held are neither evicted nor unloaded until they are let go.
  */
 
-import { Outcome } from "./fetch_outcome.js";
-import { CacheFullError, DiskFullError, DoesNotFitError, DownloadError, SourceRefusedError } from "../slices/errors.js";
 import { KernelError, KernelLostError, KernelMemoryError } from "../../kernels/errors.js";
+import { CacheFullError, DiskFullError, DoesNotFitError, DownloadError, SourceRefusedError } from "../slices/errors.js";
 import { offerAt } from "../slices/store.js";
+import { Outcome } from "./fetch_outcome.js";
 
 /** @import { Fetched } from "./fetch_outcome.js" */
 /** @import { ExpertRange, Piece } from "./plan_state.js" */

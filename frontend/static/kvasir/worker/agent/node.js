@@ -3,8 +3,8 @@
  * kvasir/worker/agent/agent.py. `agent.js` calls it; nothing here decides when.
  */
 
-import { rotateInS } from "./state.js";
 import { notBefore, replaced } from "./plan_changes.js";
+import { rotateInS } from "./state.js";
 
 /** @import { AgentMemory } from "./state.js" */
 /** @import { Fetcher } from "./fetch.js" */

@@ -135,8 +135,7 @@ function volunteer(state, nowS) {
 /** @param {WorkerState} state @param {number} nowS @returns {boolean} */
 function mayVolunteer(state, nowS) {
     const isTime = nowS >= Math.max(state.times.volunteerS, state.times.siteS);
-    const isMoving = state.move !== null && state.move.isWithdrawn;
-    return state.nodeId !== "" && isTime && !isMoving && promisedPieces(state).length < PROMISES_MOST;
+    return state.nodeId !== "" && isTime && !state.move?.isWithdrawn && promisedPieces(state).length < PROMISES_MOST;
 }
 
 /**

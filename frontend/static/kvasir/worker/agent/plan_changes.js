@@ -4,8 +4,8 @@
  * Moments are seconds of the plan's clock.
  */
 
-import { areSameRanges, includesRange, isSameRange, nShared } from "../../slicing/expert_ranges.js";
 import { reconnectDelayS } from "../../edge/reconnect.js";
+import { areSameRanges, includesRange, isSameRange, nShared } from "../../slicing/expert_ranges.js";
 import { Outcome } from "./fetch_outcome.js";
 import { makePiece } from "./plan_state.js";
 

@@ -5,10 +5,10 @@
 
 import { checkSumRequest } from "../../kernels/sums.js";
 import { messageOf } from "../../wire/errors.js";
-import { clipped } from "../../wire/texts.js";
-import { FaultCode, RefuseCode, Role, fault, refuse } from "../../wire/frames.js";
+import { FaultCode, fault, RefuseCode, Role, refuse } from "../../wire/frames.js";
 import { WireType, wireTypeName } from "../../wire/header.js";
 import { answerBytes } from "../../wire/split.js";
+import { clipped } from "../../wire/texts.js";
 
 /** @typedef {import("../../wire/frames.js").Dispatch} Dispatch */
 /** @typedef {import("../../wire/frames.js").Fault} Fault */

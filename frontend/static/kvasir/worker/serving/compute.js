@@ -7,13 +7,13 @@
 
 import { KernelError, KernelLostError, KernelMemoryError } from "../../kernels/errors.js";
 import { sumOutputs } from "../../kernels/sums.js";
-import { messageOf } from "../../wire/errors.js";
-import { f16Reply } from "../../wire/half_floats.js";
-import { clipped } from "../../wire/texts.js";
 import { join } from "../../wire/codec.js";
+import { messageOf } from "../../wire/errors.js";
 import { FaultCode, fault, result, sumResult } from "../../wire/frames.js";
+import { f16Reply } from "../../wire/half_floats.js";
 import { Kind } from "../../wire/header.js";
 import { resultBytes } from "../../wire/split.js";
+import { clipped } from "../../wire/texts.js";
 
 /** @typedef {import("../../wire/frames.js").Dispatch} Dispatch */
 /** @typedef {import("../../wire/frames.js").Result} Result */
@@ -108,7 +108,7 @@ export class ComputeQueue {
         if (this.#isStopped) return;
         this.#next(); // first: the kernel computes on while the answers are encoded and sent
         this.#tell(answers, (performance.now() - began) / 1000);
-        batch.forEach((job, i) => job.answer(answers[i]));
+        for (const [i, job] of batch.entries()) job.answer(answers[i]);
     }
 
     /** @param {readonly (Result | SumResult | Fault)[]} answers of one layer @param {number} seconds */

@@ -5,10 +5,10 @@
  */
 
 import { WireVersionError } from "../../wire/errors.js";
-import { clipped } from "../../wire/texts.js";
-import { RefuseCode, goaway, pause, pong, refuse, welcome } from "../../wire/frames.js";
-import { Kind, PROTOCOL_LIMITS, WireType, kindName } from "../../wire/header.js";
+import { goaway, pause, pong, RefuseCode, refuse, welcome } from "../../wire/frames.js";
+import { Kind, kindName, PROTOCOL_LIMITS, WireType } from "../../wire/header.js";
 import { answerBytes } from "../../wire/split.js";
+import { clipped } from "../../wire/texts.js";
 import { dispatchFault, helloRefusal } from "./admission.js";
 
 /** @typedef {import("../../wire/frames.js").Frame} Frame */

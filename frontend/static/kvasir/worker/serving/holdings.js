@@ -4,8 +4,8 @@
  * connections check requests against them and the compute queue computes with them.
  */
 
-import { mergeRanges, nExperts } from "../../slicing/expert_ranges.js";
 import { KernelError } from "../../kernels/errors.js";
+import { mergeRanges, nExperts } from "../../slicing/expert_ranges.js";
 
 /** @import { ExpertKernel, ExpertWeights } from "../../kernels/kernel_types.js" */
 /** @import { ExpertRange } from "../agent/plan_state.js" */

@@ -10,12 +10,12 @@
  *   worker.stop(reason);             goodbye to all, answers what is under way (10 s), closes
  */
 
-import { EdgeError } from "../../wire/errors.js";
-import { REAL_OUTSIDE } from "../../wire/outside.js";
 import { failuresAfter, reconnectDelayS } from "../../edge/reconnect.js";
 import { RelaySocket } from "../../relay/socket.js";
-import { RefuseCode, Role, hello, refuse } from "../../wire/frames.js";
+import { EdgeError } from "../../wire/errors.js";
+import { hello, RefuseCode, Role, refuse } from "../../wire/frames.js";
 import { MAX_U32, makeLimits } from "../../wire/header.js";
+import { REAL_OUTSIDE } from "../../wire/outside.js";
 import { ComputeQueue } from "./compute.js";
 import { Connection } from "./connection.js";
 

@@ -6,8 +6,8 @@
  */
 
 import { KernelLostError } from "../../kernels/errors.js";
-import { loadSlice, unloadSlice } from "./holdings.js";
 import { sleep } from "../slices/download.js";
+import { loadSlice, unloadSlice } from "./holdings.js";
 
 /** @import { ComputeCall, ExpertKernel, ExpertWeights } from "../../kernels/kernel_types.js" */
 /** @import { SliceFolder } from "../slices/paths.js" */

@@ -4,21 +4,21 @@
  * until the first is gone. Everything that the page shows is in the published state.
  */
 
+import { UnsupportedBrowserError } from "../../kernels/errors.js";
+import { NO_SIMD } from "../../kernels/wasm/builds.js";
 import { AgentEndedError } from "../agent/errors.js";
-import { AgentMemory } from "../agent/state.js";
-import { adviseBudget, boundedBudget } from "./budget.js";
-import { UNKNOWN_SURROUNDINGS, pauseReason } from "./conditions.js";
-import { lookAtDevice } from "./device_facts.js";
-import { RecordStore } from "./record_store.js";
 import { readRewards } from "../agent/rewards.js";
-import { SingleWorker } from "./single_worker.js";
+import { AgentMemory } from "../agent/state.js";
 import { SliceCache } from "../slices/cache.js";
 import { StorageError } from "../slices/errors.js";
 import { SliceFolder } from "../slices/paths.js";
-import { StatePublisher } from "./state_publisher.js";
+import { adviseBudget, boundedBudget } from "./budget.js";
+import { pauseReason, UNKNOWN_SURROUNDINGS } from "./conditions.js";
+import { lookAtDevice } from "./device_facts.js";
 import { problemOf } from "./problems.js";
-import { UnsupportedBrowserError } from "../../kernels/errors.js";
-import { NO_SIMD } from "../../kernels/wasm/builds.js";
+import { RecordStore } from "./record_store.js";
+import { SingleWorker } from "./single_worker.js";
+import { StatePublisher } from "./state_publisher.js";
 
 /** @import { TabSession } from "./session.js" */
 /** @import { PageCommand, Problem, StartOptions, WorkerMessage } from "./messages.js" */
