@@ -2,10 +2,9 @@
 
 import assert from "node:assert/strict";
 import test from "node:test";
-
+import { KernelError, KernelLostError, KernelMemoryError } from "/static/kvasir/errors.js";
 import { BothKernel } from "/static/kvasir/kernels/both_kernel.js";
 import { CheckedKernel, LEAST_S, MOST_S } from "/static/kvasir/kernels/checked_kernel.js";
-import { KernelError, KernelLostError, KernelMemoryError } from "/static/kvasir/kernels/errors.js";
 import { CHECK_BYTES, checkKernel } from "/static/kvasir/kernels/fresh_check.js";
 import { expertBytes, KX1_FINGERPRINT } from "/static/kvasir/kernels/kx1_format.js";
 import { plainRows } from "/static/kvasir/kernels/kx1_inputs.js";

@@ -3,7 +3,7 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { KernelError, KernelLostError, KernelMemoryError } from "/static/kvasir/kernels/errors.js";
+import { KernelError, KernelLostError, KernelMemoryError } from "/static/kvasir/errors.js";
 import { FaultCode } from "/static/kvasir/wire/frames.js";
 import { Kind } from "/static/kvasir/wire/header.js";
 import { ComputeQueue } from "/static/kvasir/worker/serving/compute.js";

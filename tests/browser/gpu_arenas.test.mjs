@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { KernelError, KernelMemoryError } from "/static/kvasir/kernels/errors.js";
+import { KernelError, KernelMemoryError } from "/static/kvasir/errors.js";
 import { GpuArenas } from "/static/kvasir/kernels/gpu/arenas.js";
 
 /** A device that has `memory` bytes, and keeps what is written. */

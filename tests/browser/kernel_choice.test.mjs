@@ -2,14 +2,8 @@
 
 import assert from "node:assert/strict";
 import test from "node:test";
-
+import { GpuUnavailableError, KernelError, KernelMemoryError, UnsupportedBrowserError } from "/static/kvasir/errors.js";
 import { BothKernel } from "/static/kvasir/kernels/both_kernel.js";
-import {
-    GpuUnavailableError,
-    KernelError,
-    KernelMemoryError,
-    UnsupportedBrowserError,
-} from "/static/kvasir/kernels/errors.js";
 import { chooseKernel, crossing } from "/static/kvasir/kernels/kernel_choice.js";
 import { measureKernel } from "/static/kvasir/kernels/kernel_measure.js";
 import { expertBytes, KX1_FINGERPRINT } from "/static/kvasir/kernels/kx1_format.js";

@@ -4,8 +4,8 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { KEEP_ALIVE } from "/static/kvasir/edge/signs_of_life.js";
+import { EdgeError, EdgeTimeout, HandshakeRefused } from "/static/kvasir/errors.js";
 import { RelaySocket } from "/static/kvasir/relay/socket.js";
-import { EdgeError, EdgeTimeout, HandshakeRefused } from "/static/kvasir/wire/errors.js";
 import { FaultCode, fault, goaway, hello, ping, pong, RefuseCode, Role, refuse } from "/static/kvasir/wire/frames.js";
 import { Kind, PROTOCOL_LIMITS } from "/static/kvasir/wire/header.js";
 import { backboneHello, KERNEL, MODEL, ScriptedOutside, settle } from "./scripted_relay.mjs";

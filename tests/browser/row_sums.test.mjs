@@ -4,7 +4,7 @@
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
-import { KernelError } from "/static/kvasir/kernels/errors.js";
+import { KernelError } from "/static/kvasir/errors.js";
 import { checkSumRequest, packSums, sumOutputs, unpackSums } from "/static/kvasir/kernels/sums.js";
 import { mixed } from "./golden_frames.mjs";
 

@@ -4,10 +4,10 @@
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import test from "node:test";
+import * as errors from "/static/kvasir/errors.js";
 import { readSlice } from "/static/kvasir/slicing/slice_file.js";
 import { SliceCache } from "/static/kvasir/worker/slices/cache.js";
 import { Patience } from "/static/kvasir/worker/slices/download.js";
-import * as errors from "/static/kvasir/worker/slices/errors.js";
 import { RangeSource } from "/static/kvasir/worker/slices/http.js";
 import { parseManifest } from "/static/kvasir/worker/slices/manifest.js";
 import { SliceFolder, sliceNames } from "/static/kvasir/worker/slices/paths.js";

@@ -2,14 +2,20 @@
 
 import assert from "node:assert/strict";
 import test from "node:test";
-
-import { KernelError, KernelLostError, KernelMemoryError } from "/static/kvasir/kernels/errors.js";
+import {
+    BrokenSliceError,
+    KernelError,
+    KernelLostError,
+    KernelMemoryError,
+    MarketAwayError,
+    MarketRefusedError,
+    SourceRefusedError,
+    TransferError,
+} from "/static/kvasir/errors.js";
 import { Agent } from "/static/kvasir/worker/agent/agent.js";
 import { AgentEdge } from "/static/kvasir/worker/agent/edge.js";
 import { Fetcher } from "/static/kvasir/worker/agent/fetch.js";
-import { MarketAwayError, MarketRefusedError } from "/static/kvasir/worker/agent/market_errors.js";
 import { AgentMemory } from "/static/kvasir/worker/agent/state.js";
-import { BrokenSliceError, SourceRefusedError, TransferError } from "/static/kvasir/worker/slices/errors.js";
 
 const MODEL = { name: "tiny", fingerprint: "f".repeat(64), nLayer: 2, nExpert: 8 };
 const RANGE = { layer: 0, start: 0, stop: 4 };

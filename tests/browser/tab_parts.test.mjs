@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { KernelLostError } from "/static/kvasir/kernels/errors.js";
+import { KernelLostError } from "/static/kvasir/errors.js";
 import { workerState } from "/static/kvasir/worker/agent/plan_state.js";
 import { readRewards, rewardFacts } from "/static/kvasir/worker/agent/rewards.js";
 import { NO_SETTINGS, piecesWithin, rotateInS } from "/static/kvasir/worker/agent/state.js";

@@ -5,9 +5,9 @@ import assert from "node:assert/strict";
 import { createHash } from "node:crypto";
 import { test } from "node:test";
 import { crc32 as zlibCrc32 } from "node:zlib";
+import { WireError, WireVersionError } from "../../frontend/static/kvasir/errors.js";
 import { crc32 } from "../../frontend/static/kvasir/wire/checksum.js";
 import { decode, encode, join } from "../../frontend/static/kvasir/wire/codec.js";
-import { WireError, WireVersionError } from "../../frontend/static/kvasir/wire/errors.js";
 import { goaway, result, sumResult } from "../../frontend/static/kvasir/wire/frames.js";
 import {
     encodedRowBytes,

@@ -4,9 +4,9 @@
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
+import { WireError } from "../../frontend/static/kvasir/errors.js";
 import { MAX_FRAME_BYTES, recordHead, records } from "../../frontend/static/kvasir/relay/records.js";
 import { decode, encode, join } from "../../frontend/static/kvasir/wire/codec.js";
-import { WireError } from "../../frontend/static/kvasir/wire/errors.js";
 import { goaway } from "../../frontend/static/kvasir/wire/frames.js";
 import { HEADER_BYTES } from "../../frontend/static/kvasir/wire/header.js";
 import { clipped, hasControls } from "../../frontend/static/kvasir/wire/texts.js";

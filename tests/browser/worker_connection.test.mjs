@@ -3,7 +3,7 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { KernelError } from "/static/kvasir/kernels/errors.js";
+import { KernelError } from "/static/kvasir/errors.js";
 import { recordHead } from "/static/kvasir/relay/records.js";
 import { encode, join } from "/static/kvasir/wire/codec.js";
 import { FaultCode, fault, goaway, pause, ping, pong, RefuseCode, Role, refuse } from "/static/kvasir/wire/frames.js";

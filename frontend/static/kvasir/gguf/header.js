@@ -3,7 +3,7 @@
  * Twin of kvasir/gguf/header.py, for the few KB that a slice has. `slice_file.js` calls it; no weight is looked at.
  */
 
-import { BrokenSliceError } from "../worker/slices/errors.js";
+import { BrokenSliceError } from "../errors.js";
 
 /**
  * ggml's types that a slice may hold: name, weights of a block, bytes of a block.

@@ -5,7 +5,7 @@
  * can tell which of them answered.
  */
 
-import { KernelMemoryError } from "./errors.js";
+import { KernelMemoryError } from "../errors.js";
 import { expertBytes, KX1_FINGERPRINT, KX1_NAME } from "./kx1_format.js";
 
 /** @import { ComputeCall, ExpertKernel, ExpertWeights } from "./kernel_types.js" */

@@ -6,7 +6,7 @@
  * is handed out any more, and whoever holds it makes another one.
  */
 
-import { KernelError, KernelLostError, KernelMemoryError } from "./errors.js";
+import { KernelError, KernelLostError, KernelMemoryError } from "../errors.js";
 import { CHECK_BYTES, checkKernel } from "./fresh_check.js";
 import { expertBytes } from "./kx1_format.js";
 

@@ -5,8 +5,8 @@
  * It goes through the kernel's own interface beside the calls under way, needs CHECK_BYTES there, and leaves nothing.
  */
 
+import { KernelError, UnsupportedBrowserError } from "../errors.js";
 import { BothKernel } from "./both_kernel.js";
-import { KernelError, UnsupportedBrowserError } from "./errors.js";
 import { packedRowBytes, weightExponents } from "./kx1_format.js";
 import { adversarialRows, legalPackedRows, plainRows } from "./kx1_inputs.js";
 import { packRows } from "./kx1_pack.js";

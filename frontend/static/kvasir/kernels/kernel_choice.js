@@ -5,8 +5,8 @@
  * measured is remembered, so that the next start is quick.
  */
 
+import { GpuUnavailableError, KernelError, UnsupportedBrowserError } from "../errors.js";
 import { BothKernel } from "./both_kernel.js";
-import { GpuUnavailableError, KernelError, UnsupportedBrowserError } from "./errors.js";
 import { createGpuKernel } from "./gpu/kernel.js";
 import { MEASURED_PAIRS, measureKernel } from "./kernel_measure.js";
 import { selfTest } from "./selftest.js";

@@ -4,7 +4,7 @@
  * Called by both kernels, so that they refuse the same with the same words. Pure functions; nothing is kept.
  */
 
-import { KernelError } from "./errors.js";
+import { KernelError } from "../errors.js";
 
 /** @import { ComputeCall, ExpertWeights, QuantType } from "./kernel_types.js" */
 

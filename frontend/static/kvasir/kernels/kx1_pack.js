@@ -4,7 +4,7 @@
  * Called by the self-test for kernels that take packed rows alone, and by measurements. Integers only; slow, and exact.
  */
 
-import { KernelError } from "./errors.js";
+import { KernelError } from "../errors.js";
 import { BLOCK, PACKED_BLOCK, packedRowBytes } from "./kx1_format.js";
 
 const LARGEST_FOR_13 = 15 * 127 * 2 ** 13;

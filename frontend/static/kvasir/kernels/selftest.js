@@ -6,7 +6,7 @@
  * kvasir/kernels/selftest.py.
  */
 
-import { KernelError } from "./errors.js";
+import { KernelError } from "../errors.js";
 import { KX1_NAME, KX1_VERSION, MATRICES, matrixShape, packedRowBytes } from "./kx1_format.js";
 import { adversarialRows, legalPackedRows, madeWeights } from "./kx1_inputs.js";
 import { packRows } from "./kx1_pack.js";

@@ -7,7 +7,7 @@
  * half is added without rounding to all that is not cut.
  */
 
-import { KernelError } from "./errors.js";
+import { KernelError } from "../errors.js";
 import { BLOCK } from "./kx1_format.js";
 
 /** 31 * 2^26 < 2^31 */

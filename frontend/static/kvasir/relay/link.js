@@ -4,8 +4,8 @@
  * cannot hold up the other side by itself: the relay's credit bounds what an edge may have under way.
  */
 
+import { EdgeError, messageOf, WireError } from "../errors.js";
 import { decode, encode } from "../wire/codec.js";
-import { EdgeError, messageOf, WireError } from "../wire/errors.js";
 import { FaultCode, fault } from "../wire/frames.js";
 import { Kind, PROTOCOL_LIMITS } from "../wire/header.js";
 import { clipped } from "../wire/texts.js";

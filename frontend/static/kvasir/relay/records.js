@@ -4,8 +4,8 @@
  * It does no I/O and never looks into a frame.
  */
 
+import { WireError } from "../errors.js";
 import { encode, join } from "../wire/codec.js";
-import { WireError } from "../wire/errors.js";
 import { HEADER_BYTES, MAX_PAYLOAD_BYTES } from "../wire/header.js";
 
 export const RECORD_BYTES = 8;

@@ -5,8 +5,8 @@
  */
 
 import { LOOK_EVERY_S, LookResult, SignsOfLife } from "../edge/signs_of_life.js";
+import { EdgeError, EdgeTimeout, HandshakeRefused, messageOf, WireError } from "../errors.js";
 import { decode, encode } from "../wire/codec.js";
-import { EdgeError, EdgeTimeout, HandshakeRefused, messageOf, WireError } from "../wire/errors.js";
 import { ping, pong, RefuseCode } from "../wire/frames.js";
 import { HEADER_BYTES, Kind, PROTOCOL_LIMITS } from "../wire/header.js";
 import { REAL_OUTSIDE } from "../wire/outside.js";

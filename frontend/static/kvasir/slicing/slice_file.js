@@ -4,8 +4,8 @@
  * `holdings.js` loads them into a kernel. What the metadata says is compared with the tensors first.
  */
 
+import { BrokenSliceError } from "../errors.js";
 import { readGgufHeader } from "../gguf/header.js";
-import { BrokenSliceError } from "../worker/slices/errors.js";
 
 /** @import { ExpertRange } from "../worker/agent/plan_state.js" */
 /** @import { GgufHeader, TensorInfo } from "../gguf/header.js" */

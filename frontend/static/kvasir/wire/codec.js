@@ -8,9 +8,8 @@
  *   decode(bytes, limits) -> Frame             the one frame that the bytes are, all of them
  */
 
-import { KernelError } from "../kernels/errors.js";
+import { KernelError, WireError } from "../errors.js";
 import { packSums, unpackSums } from "../kernels/sums.js";
-import { WireError } from "./errors.js";
 import {
     checksum,
     encodedRowBytes,

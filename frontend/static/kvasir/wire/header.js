@@ -3,8 +3,8 @@
  * in docs/wire.md. It knows nothing of sockets and never looks into a payload.
  */
 
+import { WireError, WireVersionError } from "../errors.js";
 import { crc32 } from "./checksum.js";
-import { WireError, WireVersionError } from "./errors.js";
 
 /** "KVSR", read as a little-endian u32. */
 const MAGIC = 0x5253564b;

@@ -3,7 +3,7 @@
  * kvasir/wire/header.py. wire.js asks before it sends, and before it reads a payload; nothing here looks into one.
  */
 
-import { WireError } from "./errors.js";
+import { WireError } from "../errors.js";
 import {
     encodedRowBytes,
     FLAG_MORE,

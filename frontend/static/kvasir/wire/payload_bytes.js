@@ -3,8 +3,8 @@
  * the reader in kvasir/wire/payloads.py; wire/payloads.js uses it and knows which fields a frame has.
  */
 
+import { WireError } from "../errors.js";
 import { expertRange } from "../slicing/expert_ranges.js";
-import { WireError } from "./errors.js";
 import { MAX_TEXT_BYTES } from "./frames.js";
 import { isWithin, kindName, makeLimits } from "./header.js";
 import { hasControls } from "./texts.js";

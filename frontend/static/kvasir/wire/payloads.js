@@ -3,7 +3,7 @@
  * kvasir/wire/payloads.py; wire.js calls it. A payload that is short, long or not well-formed text is a WireError.
  */
 
-import { WireError } from "./errors.js";
+import { WireError } from "../errors.js";
 import { FaultCode, RefuseCode, Role } from "./frames.js";
 import { Kind, kindName, MAX_D_MODEL, WireType } from "./header.js";
 import { checkRanges, PayloadReader, PayloadWriter } from "./payload_bytes.js";

@@ -5,7 +5,7 @@
  * KernelMemoryError, before anything that is loaded is touched.
  */
 
-import { KernelError, KernelMemoryError } from "../errors.js";
+import { KernelError, KernelMemoryError } from "../../errors.js";
 
 const ALIGNMENT = 256;
 // Numbers of GPUBufferUsage, which the standard fixes; the global is missing outside of browsers.

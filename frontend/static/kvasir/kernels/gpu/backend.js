@@ -5,7 +5,7 @@
  * calls are under way at once, each in parts. A call never compiles and never gives outputs of commands that failed.
  */
 
-import { KernelError, KernelLostError, KernelMemoryError } from "../errors.js";
+import { KernelError, KernelLostError, KernelMemoryError } from "../../errors.js";
 import {
     checkCall,
     checkWeights,

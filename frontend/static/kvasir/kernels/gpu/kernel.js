@@ -4,7 +4,7 @@
  * Called by `kernel_choice.js`. A device that computes anything else is never handed out.
  */
 
-import { GpuUnavailableError, KernelLostError } from "../errors.js";
+import { GpuUnavailableError, KernelLostError } from "../../errors.js";
 import { selfTest } from "../selftest.js";
 import { GpuKernel } from "./backend.js";
 import { openGpuDevice } from "./device.js";

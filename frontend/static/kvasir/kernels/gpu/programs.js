@@ -4,7 +4,7 @@
  * Called by `gpu/backend.js` and `gpu/kernel.js`. Which files make a program is said in `wgsl/README.md`.
  */
 
-import { KernelError } from "../errors.js";
+import { KernelError } from "../../errors.js";
 
 /** @import { QuantType } from "../kernel_types.js" */
 /** @import { MatrixProgram } from "./dispatches.js" */

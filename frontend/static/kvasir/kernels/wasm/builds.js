@@ -5,7 +5,7 @@
  * before or after the engine has compiled it better, is never taken.
  */
 
-import { KernelError, UnsupportedBrowserError } from "../errors.js";
+import { KernelError, UnsupportedBrowserError } from "../../errors.js";
 import { packedRowBytes, weightExponents } from "../kx1_format.js";
 import { plainRows } from "../kx1_inputs.js";
 import { packRows } from "../kx1_pack.js";

@@ -5,7 +5,7 @@
  * weights and rows were checked before (`kx1_format.js`), codes and multipliers once more in C.
  */
 
-import { KernelError, KernelMemoryError } from "../errors.js";
+import { KernelError, KernelMemoryError } from "../../errors.js";
 import { expertBytes, MATRICES, packedRowBytes, QUANT_TYPES } from "../kx1_format.js";
 
 /** @import { ExpertWeights, QuantType } from "../kernel_types.js" */

@@ -5,7 +5,7 @@
  * call are spread over the threads that hold their experts.
  */
 
-import { KernelError, KernelMemoryError } from "../errors.js";
+import { KernelError, KernelMemoryError } from "../../errors.js";
 import {
     checkCall,
     checkWeights,

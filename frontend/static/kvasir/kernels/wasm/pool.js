@@ -5,7 +5,7 @@
  * memory (so no cross-origin isolation), and gives each thread 4 GB of its own.
  */
 
-import { KernelError, KernelLostError, KernelMemoryError } from "../errors.js";
+import { KernelError, KernelLostError, KernelMemoryError } from "../../errors.js";
 
 /** @import { Port, Reply, Request } from "./thread.js" */
 

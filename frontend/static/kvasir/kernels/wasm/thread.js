@@ -5,7 +5,7 @@
  * decides anything: what to hold and what to compute is said by the pool.
  */
 
-import { KernelMemoryError } from "../errors.js";
+import { KernelMemoryError } from "../../errors.js";
 import { Kx1Instance } from "./instance.js";
 
 /** @import { ExpertWeights } from "../kernel_types.js" */

@@ -5,11 +5,10 @@
  */
 
 import { reconnectDelayS } from "../../edge/reconnect.js";
+import { endedByRefusal, MarketAwayError, MarketRefusedError } from "../../errors.js";
 import { News } from "../tab/news.js";
 import { Downloads } from "./downloads.js";
-import { endedByRefusal } from "./errors.js";
 import { MarketTalk } from "./market.js";
-import { MarketAwayError, MarketRefusedError } from "./market_errors.js";
 import { AgentNode } from "./node.js";
 import { nextAction, waitS } from "./plan.js";
 import * as after from "./plan_changes.js";

@@ -4,8 +4,16 @@
  * is only a matter of edges; slices that are held are neither evicted nor unloaded until they are let go.
  */
 
-import { KernelError, KernelLostError, KernelMemoryError } from "../../kernels/errors.js";
-import { CacheFullError, DiskFullError, DoesNotFitError, DownloadError, SourceRefusedError } from "../slices/errors.js";
+import {
+    CacheFullError,
+    DiskFullError,
+    DoesNotFitError,
+    DownloadError,
+    KernelError,
+    KernelLostError,
+    KernelMemoryError,
+    SourceRefusedError,
+} from "../../errors.js";
 import { offerAt } from "../slices/store.js";
 import { Outcome } from "./fetch_outcome.js";
 

@@ -3,8 +3,8 @@
  * part of kvasir/worker/agent/agent.py. `agent.js` calls it with what the plan decided.
  */
 
+import { AgentEndedError } from "../../errors.js";
 import { areSameRanges } from "../../slicing/expert_ranges.js";
-import { AgentEndedError } from "./errors.js";
 import { rangeKey } from "./fetch.js";
 import * as after from "./plan_changes.js";
 

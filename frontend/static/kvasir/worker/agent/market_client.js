@@ -5,10 +5,9 @@
  * Tokens and keys are never logged or shown.
  */
 
-import { messageOf } from "../../wire/errors.js";
+import { MarketAwayError, MarketRefusedError, messageOf } from "../../errors.js";
 import { number, record, text } from "../tab/json_values.js";
 import { readAssignment, readCredentials, readDemand, readToken } from "./market_answers.js";
-import { MarketAwayError, MarketRefusedError } from "./market_errors.js";
 
 export { MarketAwayError, MarketRefusedError };
 

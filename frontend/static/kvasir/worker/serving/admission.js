@@ -3,8 +3,8 @@
  * kvasir/worker/serving/admission.py. connection.js asks before anything is queued; values inside rows are left to the kernel.
  */
 
+import { messageOf } from "../../errors.js";
 import { checkSumRequest } from "../../kernels/sums.js";
-import { messageOf } from "../../wire/errors.js";
 import { FaultCode, fault, RefuseCode, Role, refuse } from "../../wire/frames.js";
 import { WireType, wireTypeName } from "../../wire/header.js";
 import { answerBytes } from "../../wire/split.js";

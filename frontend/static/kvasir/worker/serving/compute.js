@@ -5,10 +5,9 @@
  * this thread. join.js makes one for its holdings.
  */
 
-import { KernelError, KernelLostError, KernelMemoryError } from "../../kernels/errors.js";
+import { KernelError, KernelLostError, KernelMemoryError, messageOf } from "../../errors.js";
 import { sumOutputs } from "../../kernels/sums.js";
 import { join } from "../../wire/codec.js";
-import { messageOf } from "../../wire/errors.js";
 import { FaultCode, fault, result, sumResult } from "../../wire/frames.js";
 import { f16Reply } from "../../wire/half_floats.js";
 import { Kind } from "../../wire/header.js";

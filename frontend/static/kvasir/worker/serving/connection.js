@@ -4,7 +4,7 @@
  * reason; nothing that was not checked reaches the kernel, and nothing here disturbs another connection.
  */
 
-import { WireVersionError } from "../../wire/errors.js";
+import { WireVersionError } from "../../errors.js";
 import { goaway, pause, pong, RefuseCode, refuse, welcome } from "../../wire/frames.js";
 import { Kind, kindName, PROTOCOL_LIMITS, WireType } from "../../wire/header.js";
 import { answerBytes } from "../../wire/split.js";
@@ -101,7 +101,7 @@ export class Connection {
         }
     }
 
-    /** @param {import("../../wire/errors.js").WireError} error bytes that are no frame: answered with the reason */
+    /** @param {import("../../errors.js").WireError} error bytes that are no frame: answered with the reason */
     bytesRefused(error) {
         if (this.isWelcome) {
             this.end(error.message);

@@ -4,7 +4,7 @@
  * connections check requests against them and the compute queue computes with them.
  */
 
-import { KernelError } from "../../kernels/errors.js";
+import { KernelError } from "../../errors.js";
 import { mergeRanges, nExperts } from "../../slicing/expert_ranges.js";
 
 /** @import { ExpertKernel, ExpertWeights } from "../../kernels/kernel_types.js" */

@@ -11,8 +11,8 @@
  */
 
 import { failuresAfter, reconnectDelayS } from "../../edge/reconnect.js";
+import { EdgeError } from "../../errors.js";
 import { RelaySocket } from "../../relay/socket.js";
-import { EdgeError } from "../../wire/errors.js";
 import { hello, RefuseCode, Role, refuse } from "../../wire/frames.js";
 import { MAX_U32, makeLimits } from "../../wire/header.js";
 import { REAL_OUTSIDE } from "../../wire/outside.js";

@@ -5,7 +5,7 @@
  * page.
  */
 
-import { KernelLostError } from "../../kernels/errors.js";
+import { KernelLostError } from "../../errors.js";
 import { sleep } from "../slices/download.js";
 import { loadSlice, unloadSlice } from "./holdings.js";
 

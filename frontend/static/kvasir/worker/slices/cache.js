@@ -4,7 +4,7 @@
  * so what is in use is known here and needs no lock files.
  */
 
-import { CacheFullError } from "./errors.js";
+import { CacheFullError } from "../../errors.js";
 import { namesOf } from "./paths.js";
 
 /** @import { SliceFolder, SliceNames } from "./paths.js" */

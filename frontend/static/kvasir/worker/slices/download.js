@@ -4,7 +4,7 @@
  * again; only attempts that bring no byte count as failed. Nothing is verified here.
  */
 
-import { DiskFullError, DownloadError, TransferError } from "./errors.js";
+import { DiskFullError, DownloadError, TransferError } from "../../errors.js";
 
 /** @import { RangeSource } from "./http.js" */
 /** @import { SliceManifest } from "./manifest.js" */

@@ -4,7 +4,7 @@
  * a SourceRefusedError. It follows no redirect and asks the site alone: the page's policy allows nothing else.
  */
 
-import { SliceChangedError, SourceRefusedError, TransferError } from "./errors.js";
+import { SliceChangedError, SourceRefusedError, TransferError } from "../../errors.js";
 
 const READ_S = 30; // without a byte
 const SLOWEST_BYTES_PER_S = 1024; // over a window; what is slower is taken for cut

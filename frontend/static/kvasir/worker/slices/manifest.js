@@ -4,7 +4,7 @@
  * what fetches and repairs can rely on it. The model's origin is passed over: a page asks its own site alone.
  */
 
-import { DownloadError } from "./errors.js";
+import { DownloadError } from "../../errors.js";
 
 /** @typedef {import("../agent/plan_state.js").ExpertRange} ExpertRange */
 /** @typedef {{position: number, nBytes: number}} Piece  bytes of weights that lie at `position` of the slice */

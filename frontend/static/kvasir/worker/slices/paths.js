@@ -5,7 +5,7 @@
  * is right.
  */
 
-import { DiskFullError, DownloadError, StorageError } from "./errors.js";
+import { DiskFullError, DownloadError, StorageError } from "../../errors.js";
 
 /** @import { ExpertRange } from "../agent/plan_state.js" */
 

@@ -4,9 +4,9 @@
  * another, so that memory stays at a few MB; nothing is computed with them here.
  */
 
+import { BrokenSliceError, DownloadError, TransferError } from "../../errors.js";
 import { isSameRange } from "../../slicing/expert_ranges.js";
 import { readSlice } from "../../slicing/slice_file.js";
-import { BrokenSliceError, DownloadError, TransferError } from "./errors.js";
 import { sha256 } from "./paths.js";
 
 /** @import { ExpertRange } from "../agent/plan_state.js" */

@@ -4,9 +4,9 @@
  * of the site's manifest, however often the way there was cut; what has come is kept over reloads.
  */
 
+import { BrokenSliceError, DoesNotFitError, DownloadError, SliceChangedError, TransferError } from "../../errors.js";
 import { memoryNeeded } from "./budget.js";
 import { Patience, SliceDownload } from "./download.js";
-import { BrokenSliceError, DoesNotFitError, DownloadError, SliceChangedError, TransferError } from "./errors.js";
 import { expertBytes, MANIFEST_MOST_BYTES, parseManifest } from "./manifest.js";
 import { sliceNames } from "./paths.js";
 import { SliceRepair } from "./repair.js";

@@ -3,9 +3,7 @@
  * `tab_worker.js` asks for whatever ended a session or a command. Pure; nothing is published here.
  */
 
-import { KernelError, UnsupportedBrowserError } from "../../kernels/errors.js";
-import { AgentEndedError } from "../agent/errors.js";
-import { StorageError } from "../slices/errors.js";
+import { AgentEndedError, KernelError, StorageError, UnsupportedBrowserError } from "../../errors.js";
 
 /** @import { Problem } from "./messages.js" */
 

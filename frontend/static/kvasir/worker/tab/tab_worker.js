@@ -4,13 +4,11 @@
  * until the first is gone. Everything that the page shows is in the published state.
  */
 
-import { UnsupportedBrowserError } from "../../kernels/errors.js";
+import { AgentEndedError, StorageError, UnsupportedBrowserError } from "../../errors.js";
 import { NO_SIMD } from "../../kernels/wasm/builds.js";
-import { AgentEndedError } from "../agent/errors.js";
 import { readRewards } from "../agent/rewards.js";
 import { AgentMemory } from "../agent/state.js";
 import { SliceCache } from "../slices/cache.js";
-import { StorageError } from "../slices/errors.js";
 import { SliceFolder } from "../slices/paths.js";
 import { adviseBudget, boundedBudget } from "./budget.js";
 import { pauseReason, UNKNOWN_SURROUNDINGS } from "./conditions.js";
