@@ -5,8 +5,8 @@
  */
 
 import { createGpuKernel } from "/static/kvasir/kernels/gpu/kernel.js";
+import { packRows } from "/static/kvasir/kernels/kx1_format.js";
 import { plainRows } from "/static/kvasir/kernels/kx1_inputs.js";
-import { packRows } from "/static/kvasir/kernels/kx1_pack.js";
 import { madeExpert, sha256 } from "/static/kvasir/kernels/selftest.js";
 import { createWasmKernel } from "/static/kvasir/kernels/wasm/kernel.js";
 

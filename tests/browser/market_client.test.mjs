@@ -5,8 +5,8 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { MarketAwayError, MarketRefusedError } from "/static/kvasir/errors.js";
 import { expertRange } from "/static/kvasir/slicing/expert_ranges.js";
-import { hasGapBeside, surplus } from "/static/kvasir/worker/agent/demand.js";
 import { MarketClient, QUARANTINE_RETRY_S } from "/static/kvasir/worker/agent/market_client.js";
+import { hasGapBeside, surplus } from "/static/kvasir/worker/agent/plan.js";
 
 const SITE = "https://site.test";
 const PRINT = "f".repeat(64);

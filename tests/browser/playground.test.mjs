@@ -2,16 +2,20 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-
-import { chosenSeed, DEFAULTS, requestFor } from "../../frontend/static/kvasir/pages/playground/prompt.js";
-import { PlaygroundSession, textOf } from "../../frontend/static/kvasir/pages/playground/session.js";
+import { ApiFailure, answerParts, failureOf } from "../../frontend/static/kvasir/pages/playground/api.js";
+import {
+    chosenSeed,
+    DEFAULTS,
+    PlaygroundSession,
+    requestFor,
+    textOf,
+} from "../../frontend/static/kvasir/pages/playground/session.js";
 import {
     largestSources,
     sharesByKind,
     sourcesOf,
     traceOf,
 } from "../../frontend/static/kvasir/pages/playground/sources.js";
-import { ApiFailure, answerParts, failureOf } from "../../frontend/static/kvasir/pages/playground/stream.js";
 
 const CHUNK = (choice, more = {}) =>
     `data: ${JSON.stringify({ id: "chatcmpl-ab12", choices: choice ? [choice] : [], ...more })}\n\n`;

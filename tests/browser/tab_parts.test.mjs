@@ -4,17 +4,15 @@ import assert from "node:assert/strict";
 import test from "node:test";
 
 import { KernelLostError } from "/static/kvasir/errors.js";
+import { News } from "/static/kvasir/worker/agent/agent.js";
 import { workerState } from "/static/kvasir/worker/agent/plan_state.js";
 import { readRewards, rewardFacts } from "/static/kvasir/worker/agent/rewards.js";
 import { NO_SETTINGS, piecesWithin, rotateInS } from "/static/kvasir/worker/agent/state.js";
 import { KernelKeeper } from "/static/kvasir/worker/serving/kernel_keeper.js";
-import { ServedCounter } from "/static/kvasir/worker/serving/served_counter.js";
-import { adviseBudget, boundedBudget } from "/static/kvasir/worker/tab/budget.js";
-import { pauseReason, UNKNOWN_SURROUNDINGS } from "/static/kvasir/worker/tab/conditions.js";
-import { News } from "/static/kvasir/worker/tab/news.js";
+import { adviseBudget, boundedBudget } from "/static/kvasir/worker/slices/budget.js";
 import { isMetered } from "/static/kvasir/worker/tab/page_surroundings.js";
-import { TabReport } from "/static/kvasir/worker/tab/report.js";
-import { StatePublisher } from "/static/kvasir/worker/tab/state_publisher.js";
+import { ServedCounter, TabReport } from "/static/kvasir/worker/tab/report.js";
+import { pauseReason, StatePublisher, UNKNOWN_SURROUNDINGS } from "/static/kvasir/worker/tab/state_publisher.js";
 
 const GIB = 2 ** 30;
 const DEVICE = {

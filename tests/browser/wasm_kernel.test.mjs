@@ -5,11 +5,9 @@ import { readFile } from "node:fs/promises";
 import test from "node:test";
 
 import { KernelError, KernelLostError, KernelMemoryError } from "/static/kvasir/errors.js";
-import { expertBytes, KX1_FINGERPRINT, packedRowBytes } from "/static/kvasir/kernels/kx1_format.js";
+import { expertBytes, KX1_FINGERPRINT, packedRowBytes, packRows } from "/static/kvasir/kernels/kx1_format.js";
 import { plainRows } from "/static/kvasir/kernels/kx1_inputs.js";
-import { packRows } from "/static/kvasir/kernels/kx1_pack.js";
-import { madeExpert, selfTest } from "/static/kvasir/kernels/selftest.js";
-import { SELF_TEST_DIGEST } from "/static/kvasir/kernels/selftest_cases.js";
+import { madeExpert, SELF_TEST_DIGEST, selfTest } from "/static/kvasir/kernels/selftest.js";
 import { BUILDS, chooseBuild, fetchModule } from "/static/kvasir/kernels/wasm/builds.js";
 import { Kx1Instance } from "/static/kvasir/kernels/wasm/instance.js";
 import { createWasmKernel } from "/static/kvasir/kernels/wasm/kernel.js";

@@ -7,9 +7,8 @@ import { test } from "node:test";
 import { WireError } from "../../frontend/static/kvasir/errors.js";
 import { MAX_FRAME_BYTES, recordHead, records } from "../../frontend/static/kvasir/relay/records.js";
 import { decode, encode, join } from "../../frontend/static/kvasir/wire/codec.js";
-import { goaway } from "../../frontend/static/kvasir/wire/frames.js";
+import { clipped, goaway, hasControls } from "../../frontend/static/kvasir/wire/frames.js";
 import { HEADER_BYTES } from "../../frontend/static/kvasir/wire/header.js";
-import { clipped, hasControls } from "../../frontend/static/kvasir/wire/texts.js";
 import { ENTRIES, frameOf, mixed } from "./golden_frames.mjs";
 
 const CASES = JSON.parse(readFileSync(process.env.KVASIR_TEST_CASES, "utf8"));

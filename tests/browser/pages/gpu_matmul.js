@@ -5,9 +5,8 @@
 import { writePadded } from "/static/kvasir/kernels/gpu/arenas.js";
 import { openGpuDevice } from "/static/kvasir/kernels/gpu/device.js";
 import { GpuPrograms, NEVER, readSources, SHAPE_BYTES } from "/static/kvasir/kernels/gpu/programs.js";
-import { packedRowBytes, weightExponent } from "/static/kvasir/kernels/kx1_format.js";
+import { packedRowBytes, packRows, weightExponent } from "/static/kvasir/kernels/kx1_format.js";
 import { adversarialRows, madeWeights, plainRows } from "/static/kvasir/kernels/kx1_inputs.js";
-import { packRows } from "/static/kvasir/kernels/kx1_pack.js";
 import { sha256 } from "/static/kvasir/kernels/selftest.js";
 
 const [MAP_READ, COPY_SRC, COPY_DST, UNIFORM, STORAGE] = [0x01, 0x04, 0x08, 0x40, 0x80];

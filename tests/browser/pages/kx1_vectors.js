@@ -4,9 +4,8 @@
  * `checkVectors` takes an instance with the steps of KX1 (`wasm/instance.js`) and returns what differed.
  */
 
-import { checkPackedRows, packedRowBytes, weightExponents } from "/static/kvasir/kernels/kx1_format.js";
+import { checkPackedRows, packedRowBytes, packRows, weightExponents } from "/static/kvasir/kernels/kx1_format.js";
 import { adversarialRows, madeWeights, plainRows, words } from "/static/kvasir/kernels/kx1_inputs.js";
-import { packRows } from "/static/kvasir/kernels/kx1_pack.js";
 import { sha256 } from "/static/kvasir/kernels/selftest.js";
 
 const ARRAYS = { u8: Uint8Array, u16: Uint16Array, u32: Uint32Array, i32: Int32Array };

@@ -5,8 +5,7 @@
  */
 
 import { KernelLostError } from "/static/kvasir/errors.js";
-import { chooseKernel } from "/static/kvasir/kernels/kernel_choice.js";
-import { kernelMemory } from "/static/kvasir/kernels/kernel_memory.js";
+import { chooseKernel, kernelMemory } from "/static/kvasir/kernels/kernel_choice.js";
 import { selfTest } from "/static/kvasir/kernels/selftest.js";
 import { BUILDS, fetchModule } from "/static/kvasir/kernels/wasm/builds.js";
 import { Kx1Instance } from "/static/kvasir/kernels/wasm/instance.js";

@@ -9,13 +9,9 @@ import { EdgeError, EdgeTimeout, HandshakeRefused, messageOf, WireError } from "
 import { decode, encode } from "../wire/codec.js";
 import { ping, pong, RefuseCode } from "../wire/frames.js";
 import { HEADER_BYTES, Kind, PROTOCOL_LIMITS } from "../wire/header.js";
-import { REAL_OUTSIDE } from "../wire/outside.js";
-import { RelayLink } from "./link.js";
-import { RelayOutgoing } from "./outgoing.js";
+import { RelayLink, RelayOutgoing } from "./link.js";
 import { openingMessage, RECORD_BYTES, RELAY_EDGE, records } from "./records.js";
 
-/** @typedef {import("../wire/outside.js").Outside} Outside */
-/** @typedef {import("../wire/outside.js").SocketLike} SocketLike */
 /** @typedef {import("../wire/frames.js").Frame} Frame */
 /** @typedef {import("../wire/frames.js").Welcome} Welcome */
 
@@ -274,3 +270,34 @@ function checkedUrl(url) {
     if (username || password || search || hash) throw new EdgeError("a relay address holds no user, query or fragment");
     return url;
 }
+
+/**
+ * What is used of a WebSocket.
+ * @typedef {object} SocketLike
+ * @property {string} binaryType
+ * @property {number} bufferedAmount
+ * @property {((event: any) => void) | null} onopen
+ * @property {((event: {data: unknown}) => void) | null} onmessage
+ * @property {((event: {code: number, reason: string}) => void) | null} onclose
+ * @property {(data: Uint8Array<ArrayBuffer>) => void} send
+ * @property {(code?: number, reason?: string) => void} close
+ */
+
+/**
+ * @typedef {object} Outside
+ * @property {() => number} nowS seconds of a clock that never goes back
+ * @property {(seconds: number, then: () => void) => {cancel: () => void}} after
+ * @property {(url: string) => SocketLike} openSocket
+ */
+
+/** @type {Outside} */
+export const REAL_OUTSIDE = Object.freeze({
+    nowS: () => performance.now() / 1000,
+    /** @param {number} seconds @param {() => void} then */
+    after: (seconds, then) => {
+        const timer = setTimeout(then, 1000 * seconds);
+        return { cancel: () => clearTimeout(timer) };
+    },
+    /** @param {string} url @returns {SocketLike} */
+    openSocket: (url) => /** @type {any} */ (new WebSocket(url)), // its handlers' types are narrower than what is used
+});

@@ -15,9 +15,8 @@ import {
     QUANT_TYPES,
     weightExponents,
 } from "../kx1_format.js";
-import { GpuArenas } from "./arenas.js";
+import { GpuArenas, LoadedExpert, layOut, mapMatrices } from "./arenas.js";
 import { submitChunk } from "./encoder.js";
-import { LoadedExpert, layOut, mapMatrices } from "./experts.js";
 import { planCall } from "./plan.js";
 import { GpuPrograms, NEVER } from "./programs.js";
 import { SlotSets } from "./slot_sets.js";

@@ -6,9 +6,8 @@
  */
 
 import { KernelError, UnsupportedBrowserError } from "../../errors.js";
-import { packedRowBytes, weightExponents } from "../kx1_format.js";
+import { packedRowBytes, packRows, weightExponents } from "../kx1_format.js";
 import { plainRows } from "../kx1_inputs.js";
-import { packRows } from "../kx1_pack.js";
 import { madeExpert, selfTest } from "../selftest.js";
 import { Kx1Instance } from "./instance.js";
 

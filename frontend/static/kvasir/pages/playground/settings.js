@@ -8,7 +8,7 @@ import { html, useState } from "../../ui/html.js";
 
 /** @typedef {import("./session.js").PlaygroundSession} PlaygroundSession */
 /** @typedef {import("./session.js").PlaygroundState} PlaygroundState */
-/** @typedef {import("./prompt.js").Settings} Settings */
+/** @typedef {import("./session.js").Settings} Settings */
 
 /** @param {{session: PlaygroundSession, state: PlaygroundState}} props */
 export function Sampling({ session, state }) {

@@ -2,7 +2,7 @@
 
 import { formatNumber } from "../../ui/format.js";
 
-/** @typedef {import("./stream.js").ApiFailure} ApiFailure */
+/** @typedef {import("./api.js").ApiFailure} ApiFailure */
 /** @typedef {import("./session.js").Turn} Turn */
 
 /** What a visitor is told. The API's own words are English, so known codes have sentences here. @param {ApiFailure} failure */

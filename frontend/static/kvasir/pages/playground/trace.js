@@ -1,6 +1,6 @@
 /**
  * Where an answer was computed: shares by source, a column for each of the last tokens, a strip of layers for each
- * source. `playground/turn.js` draws it below an answer. One token can be opened; then everything is about that one.
+ * source. `playground/page.js` draws it below an answer. One token can be opened; then everything is about that one.
  */
 
 import { formatNumber, formatShare } from "../../ui/format.js";
@@ -28,7 +28,7 @@ export function Computed({ turn, isOpen, opened, onOpen }) {
     </details>`;
 }
 
-/** The whole answer, prompt included. @param {{usage: import("./stream.js").SwarmUsage}} props */
+/** The whole answer, prompt included. @param {{usage: import("./api.js").SwarmUsage}} props */
 function Whole({ usage }) {
     const shares = { tab: 0, ...usage.shares };
     const told = interpolate(gettext("%s rows through experts, prompt included."), [formatNumber(usage.nRowExperts)]);

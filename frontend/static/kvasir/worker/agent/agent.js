@@ -6,13 +6,11 @@
 
 import { reconnectDelayS } from "../../edge/reconnect.js";
 import { endedByRefusal, MarketAwayError, MarketRefusedError } from "../../errors.js";
-import { News } from "../tab/news.js";
-import { Downloads } from "./downloads.js";
-import { MarketTalk } from "./market.js";
-import { AgentNode } from "./node.js";
+import { rangeKey } from "./fetch.js";
+import { AgentNode, MarketTalk } from "./market.js";
 import { nextAction, waitS } from "./plan.js";
 import * as after from "./plan_changes.js";
-import { workerState } from "./plan_state.js";
+import { Outcome, workerState } from "./plan_state.js";
 import { piecesWithin } from "./state.js";
 
 /** @import { AgentMemory } from "./state.js" */
@@ -20,7 +18,7 @@ import { piecesWithin } from "./state.js";
 /** @import { Fetcher } from "./fetch.js" */
 /** @import { Holdings } from "../serving/holdings.js" */
 /** @import { MarketClient } from "./market_client.js" */
-/** @import { Action } from "./plan_actions.js" */
+/** @import { Action } from "./plan.js" */
 /** @import { Piece, Ranges, WorkerState } from "./plan_state.js" */
 /** @import { HeldSlice } from "../slices/store.js" */
 
@@ -278,5 +276,95 @@ export class Agent {
     /** @param {Partial<import("./state.js").Holding>} [changes] */
     async save(changes = {}) {
         await this.world.memory.saveHolding({ model: this.state.model, pieces: this.state.pieces, ...changes });
+    }
+}
+
+export class Downloads {
+    /** @param {Agent} agent */
+    constructor(agent) {
+        this.agent = agent;
+        /** @type {unknown} what went wrong and should not have */
+        this.defect = null;
+        /** @type {AbortController | null} */
+        this.fetching = null;
+        /** @type {Promise<void>} the last download, which may still be letting go of its file */
+        this.running = Promise.resolve();
+    }
+
+    /** Throws a defect of the last download: it must not look like one that goes on. */
+    check() {
+        if (this.defect !== null) throw this.defect;
+    }
+
+    /** @param {Readonly<Piece>} piece */
+    start(piece) {
+        const { agent } = this;
+        agent.become(after.replaced(agent.state, { isFetching: true }));
+        this.fetching = new AbortController();
+        const { signal } = this.fetching;
+        const work = () => this.fetch(piece, signal);
+        this.running = this.running.then(work).catch((error) => {
+            if (signal.aborted) return;
+            this.defect = error;
+            agent.news.tell();
+        });
+    }
+
+    /** @param {Readonly<Piece>} piece @param {AbortSignal} signal */
+    async fetch(piece, signal) {
+        const { agent } = this;
+        const { fetcher, report, clock, jitter } = agent.world;
+        signal.throwIfAborted();
+        const others = agent.state.pieces.filter((other) => rangeKey(other.range) !== rangeKey(piece.range));
+        const othersBytes = others.reduce((sum, other) => sum + other.nBytes, 0);
+        const done = await fetcher.fetch(agent.state.model?.fingerprint ?? "", piece, othersBytes, {
+            progress: (there, total) => report.progress(piece, there, total),
+            onVerify: () => report.say("verifying", { piece }),
+            onLoad: () => report.say("loading", { piece }),
+            signal,
+        });
+        if (signal.aborted) return;
+        this.fetching = null;
+        agent.become(after.fetched(agent.state, done, clock(), jitter()));
+        report.say(done.outcome === Outcome.FETCHED ? "fetched" : "fetch_failed", done);
+        await agent.save();
+        agent.news.tell();
+    }
+
+    end() {
+        const { agent } = this;
+        this.fetching?.abort();
+        if (this.fetching !== null) agent.become(after.replaced(agent.state, { isFetching: false }));
+        this.fetching = null;
+    }
+}
+
+export class News {
+    constructor() {
+        this.isThere = false;
+        /** @type {() => void} */
+        this.wake = () => undefined;
+    }
+
+    tell() {
+        this.isThere = true;
+        this.wake();
+    }
+
+    /** Until something is told, or so many seconds have gone. @param {number} seconds */
+    async wait(seconds) {
+        if (!this.isThere) {
+            /** @type {ReturnType<typeof setTimeout> | undefined} */
+            let timer;
+            await /** @type {Promise<void>} */ (
+                new Promise((resolve) => {
+                    this.wake = resolve;
+                    timer = setTimeout(resolve, 1000 * seconds);
+                })
+            );
+            clearTimeout(timer);
+            this.wake = () => undefined;
+        }
+        this.isThere = false;
     }
 }

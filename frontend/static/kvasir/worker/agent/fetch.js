@@ -1,6 +1,6 @@
 /**
  * An agent's downloads: one piece at a time, and what its failure means. Twin of kvasir/worker/agent/fetch.py.
- * `agent/downloads.js` starts a fetch. A slice is loaded into the kernel as soon as it is verified, so that serving it
+ * `agent.js` starts a fetch. A slice is loaded into the kernel as soon as it is verified, so that serving it
  * is only a matter of edges; slices that are held are neither evicted nor unloaded until they are let go.
  */
 
@@ -15,10 +15,9 @@ import {
     SourceRefusedError,
 } from "../../errors.js";
 import { offerAt } from "../slices/store.js";
-import { Outcome } from "./fetch_outcome.js";
+import { Outcome } from "./plan_state.js";
 
-/** @import { Fetched } from "./fetch_outcome.js" */
-/** @import { ExpertRange, Piece } from "./plan_state.js" */
+/** @import { ExpertRange, Fetched, Piece } from "./plan_state.js" */
 /** @import { HeldSlice, SliceStore, Watched } from "../slices/store.js" */
 
 /**

@@ -4,14 +4,21 @@
  * and does what it is told; waitS(state, nowS) says how long nothing will be due. It does nothing itself.
  */
 
-import { areSameRanges, includesRange, isSameRange, mergeRanges } from "../../slicing/expert_ranges.js";
-import { hasGapBeside, surplus } from "./demand.js";
-import { Do } from "./plan_actions.js";
+import {
+    areSameRanges,
+    includesRange,
+    isSameRange,
+    mergeRanges,
+    nExperts,
+    nShared,
+} from "../../slicing/expert_ranges.js";
 import { fetchedRanges, promisedPieces } from "./plan_state.js";
 
-/** @typedef {import("./plan_actions.js").Action} Action */
-/** @typedef {Readonly<import("./plan_state.js").WorkerState>} WorkerState */
 /** @typedef {import("../../slicing/expert_ranges.js").ExpertRange} ExpertRange */
+/** @typedef {import("./plan_state.js").Ranges} Ranges */
+/** @typedef {import("./plan_state.js").Piece} Piece */
+
+/** @typedef {Readonly<import("./plan_state.js").WorkerState>} WorkerState */
 
 /** Promises that are not fetched yet; the market allows 64. */
 const PROMISES_MOST = 8;
@@ -182,7 +189,7 @@ function look(state, nowS) {
 /**
  * Whether others hold enough of a served piece, while something that this worker does not hold is lacking.
  * @param {WorkerState} state
- * @param {import("./demand.js").Demand} demand
+ * @param {import("./plan.js").Demand} demand
  * @param {ExpertRange} range
  * @returns {boolean}
  */
@@ -190,4 +197,100 @@ function isSuperfluous(state, demand, range) {
     const held = state.pieces.map((piece) => piece.range);
     const isServed = includesRange(state.served, range);
     return state.isCrowded && isServed && surplus(demand, range) >= 1 && hasGapBeside(demand, held);
+}
+
+/**
+ * Leave: say goodbye, answer what is under way, end.
+ * Register: become a node of the site. Rotate: take a new token before this one ends.
+ * Serve: have exactly these pieces at the relay.
+ * Beat: send a heartbeat that states these merged ranges and keeps these promises.
+ * Fetch: get a piece, from storage or from the site.
+ * Volunteer: ask for work; `ranges` is what is held or promised already.
+ * Look: read the demand.
+ * PlanMove: choose a moment at random after which this piece may be given up.
+ * Withdraw: state the piece no more, and look whether it is missed; it is served on.
+ * Stay: keep the piece after all. Drop: give it up.
+ *
+ * @typedef {{action: "Leave", reason: string}
+ *   | {action: "Register"}
+ *   | {action: "Rotate"}
+ *   | {action: "Serve", ranges: Ranges}
+ *   | {action: "Beat", ranges: Ranges, leases: readonly string[]}
+ *   | {action: "Fetch", piece: Readonly<Piece>}
+ *   | {action: "Volunteer", roomBytes: number, ranges: Ranges}
+ *   | {action: "Look"}
+ *   | {action: "PlanMove", range: ExpertRange}
+ *   | {action: "Withdraw", range: ExpertRange}
+ *   | {action: "Stay", range: ExpertRange}
+ *   | {action: "Drop", range: ExpertRange}} Action
+ */
+
+export const Do = Object.freeze({
+    /** @param {string} reason @returns {Action} */
+    leave: (reason) => ({ action: "Leave", reason }),
+    /** @returns {Action} */
+    register: () => ({ action: "Register" }),
+    /** @returns {Action} */
+    rotate: () => ({ action: "Rotate" }),
+    /** @param {Ranges} ranges @returns {Action} */
+    serve: (ranges) => ({ action: "Serve", ranges }),
+    /** @param {Ranges} ranges @param {readonly string[]} leases @returns {Action} */
+    beat: (ranges, leases) => ({ action: "Beat", ranges, leases }),
+    /** @param {Readonly<Piece>} piece @returns {Action} */
+    fetch: (piece) => ({ action: "Fetch", piece }),
+    /** @param {number} roomBytes @param {Ranges} ranges @returns {Action} */
+    volunteer: (roomBytes, ranges) => ({ action: "Volunteer", roomBytes, ranges }),
+    /** @returns {Action} */
+    look: () => ({ action: "Look" }),
+    /** @param {ExpertRange} range @returns {Action} */
+    planMove: (range) => ({ action: "PlanMove", range }),
+    /** @param {ExpertRange} range @returns {Action} */
+    withdraw: (range) => ({ action: "Withdraw", range }),
+    /** @param {ExpertRange} range @returns {Action} */
+    stay: (range) => ({ action: "Stay", range }),
+    /** @param {ExpertRange} range @returns {Action} */
+    drop: (range) => ({ action: "Drop", range }),
+});
+
+/**
+ * Experts of one layer with the same replicas and the same target.
+ * @typedef {{readonly range: ExpertRange, readonly replicas: number, readonly target: number}} DemandRun
+ */
+
+/**
+ * All runs of one model. Replicas are those of living workers, the one that asks included.
+ * @typedef {{readonly fingerprint: string, readonly runs: readonly DemandRun[]}} Demand
+ */
+
+/**
+ * Replicas beyond the target of the range's scarcest expert; below 0 when one has too few, or is unknown.
+ * @param {Demand} demand
+ * @param {ExpertRange} range
+ * @returns {number}
+ */
+export function surplus(demand, range) {
+    let covered = 0;
+    let least = Infinity;
+    for (const run of demand.runs) {
+        const shared = nShared(run.range, range);
+        if (shared > 0) {
+            least = Math.min(least, run.replicas - run.target);
+            covered += shared;
+        }
+    }
+    return covered === nExperts(range) ? least : -1;
+}
+
+/**
+ * Whether experts that are not in `held` have fewer replicas than they should.
+ * @param {Demand} demand
+ * @param {readonly ExpertRange[]} held ranges that neither overlap nor repeat
+ * @returns {boolean}
+ */
+export function hasGapBeside(demand, held) {
+    return demand.runs.some((run) => {
+        if (run.replicas >= run.target) return false;
+        const n = held.reduce((sum, range) => sum + nShared(run.range, range), 0);
+        return n < nExperts(run.range);
+    });
 }

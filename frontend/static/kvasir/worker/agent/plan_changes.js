@@ -6,8 +6,7 @@
 
 import { reconnectDelayS } from "../../edge/reconnect.js";
 import { areSameRanges, includesRange, isSameRange, nShared } from "../../slicing/expert_ranges.js";
-import { Outcome } from "./fetch_outcome.js";
-import { makePiece } from "./plan_state.js";
+import { makePiece, Outcome } from "./plan_state.js";
 
 /** @typedef {Readonly<import("./plan_state.js").WorkerState>} WorkerState */
 /** @typedef {import("./plan_state.js").Ranges} Ranges */
@@ -75,7 +74,7 @@ export function notWanted(state, answer, nowS) {
 /**
  * After a download that ended well or not; `jitter` is random in [0, 1).
  * @param {WorkerState} state
- * @param {import("./fetch_outcome.js").Fetched} done
+ * @param {import("./plan_state.js").Fetched} done
  * @param {number} nowS
  * @param {number} jitter
  * @returns {WorkerState}
@@ -129,7 +128,7 @@ export function beaten(state, ranges, leaseS, nowS, jitter) {
 /**
  * With a demand that was read just now.
  * @param {WorkerState} state
- * @param {import("./demand.js").Demand} demand
+ * @param {import("./plan.js").Demand} demand
  * @param {number} nowS
  * @param {number} everyS
  * @returns {WorkerState}

@@ -7,8 +7,9 @@
 import { compareRanges } from "../../slicing/expert_ranges.js";
 
 /** @typedef {import("../../slicing/expert_ranges.js").ExpertRange} ExpertRange */
+/** @typedef {import("./plan.js").Demand} Demand */
+
 /** @typedef {readonly ExpertRange[]} Ranges */
-/** @typedef {import("./demand.js").Demand} Demand */
 
 /**
  * The model that the worker holds experts of.
@@ -135,3 +136,24 @@ export function fetchedRanges(state) {
 export function promisedPieces(state) {
     return state.pieces.filter((piece) => !piece.isFetched);
 }
+
+/** What came of a fetch; the values are those of the Python twin. */
+export const Outcome = Object.freeze({
+    FETCHED: "fetched",
+    /** Later. */
+    AGAIN: "again",
+    /** This piece is given up. */
+    HOPELESS: "hopeless",
+    /** Given up, and no other is asked for until something has changed. */
+    NO_ROOM: "no room",
+});
+
+/** @typedef {(typeof Outcome)[keyof typeof Outcome]} FetchOutcome */
+
+/**
+ * The end of a fetch. `problem` is for people.
+ * @typedef {object} Fetched
+ * @property {Readonly<import("./plan_state.js").Piece>} piece
+ * @property {FetchOutcome} outcome
+ * @property {string} problem
+ */

@@ -5,10 +5,9 @@
 
 import { messageOf } from "../../errors.js";
 import { checkSumRequest } from "../../kernels/sums.js";
-import { FaultCode, fault, RefuseCode, Role, refuse } from "../../wire/frames.js";
+import { clipped, FaultCode, fault, RefuseCode, Role, refuse } from "../../wire/frames.js";
 import { WireType, wireTypeName } from "../../wire/header.js";
 import { answerBytes } from "../../wire/split.js";
-import { clipped } from "../../wire/texts.js";
 
 /** @typedef {import("../../wire/frames.js").Dispatch} Dispatch */
 /** @typedef {import("../../wire/frames.js").Fault} Fault */

@@ -8,11 +8,10 @@
 import { KernelError, KernelLostError, KernelMemoryError, messageOf } from "../../errors.js";
 import { sumOutputs } from "../../kernels/sums.js";
 import { join } from "../../wire/codec.js";
-import { FaultCode, fault, result, sumResult } from "../../wire/frames.js";
+import { clipped, FaultCode, fault, result, sumResult } from "../../wire/frames.js";
 import { f16Reply } from "../../wire/half_floats.js";
 import { Kind } from "../../wire/header.js";
 import { resultBytes } from "../../wire/split.js";
-import { clipped } from "../../wire/texts.js";
 
 /** @typedef {import("../../wire/frames.js").Dispatch} Dispatch */
 /** @typedef {import("../../wire/frames.js").Result} Result */

@@ -5,10 +5,9 @@
  */
 
 import { WireVersionError } from "../../errors.js";
-import { goaway, pause, pong, RefuseCode, refuse, welcome } from "../../wire/frames.js";
+import { clipped, goaway, pause, pong, RefuseCode, refuse, welcome } from "../../wire/frames.js";
 import { Kind, kindName, PROTOCOL_LIMITS, WireType } from "../../wire/header.js";
 import { answerBytes } from "../../wire/split.js";
-import { clipped } from "../../wire/texts.js";
 import { dispatchFault, helloRefusal } from "./admission.js";
 
 /** @typedef {import("../../wire/frames.js").Frame} Frame */

@@ -12,15 +12,14 @@
 
 import { failuresAfter, reconnectDelayS } from "../../edge/reconnect.js";
 import { EdgeError } from "../../errors.js";
-import { RelaySocket } from "../../relay/socket.js";
+import { REAL_OUTSIDE, RelaySocket } from "../../relay/socket.js";
 import { hello, RefuseCode, Role, refuse } from "../../wire/frames.js";
 import { MAX_U32, makeLimits } from "../../wire/header.js";
-import { REAL_OUTSIDE } from "../../wire/outside.js";
 import { ComputeQueue } from "./compute.js";
 import { Connection } from "./connection.js";
 
 /** @typedef {import("./compute.js").Holdings} Holdings */
-/** @typedef {import("../../wire/outside.js").Outside} Outside */
+/** @typedef {import("../../relay/socket.js").Outside} Outside */
 
 const CONNECT_DEADLINE_S = 15;
 const STOP_S = 10; // from `stop` until what is in flight is answered

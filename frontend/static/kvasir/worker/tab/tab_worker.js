@@ -8,15 +8,13 @@ import { AgentEndedError, StorageError, UnsupportedBrowserError } from "../../er
 import { NO_SIMD } from "../../kernels/wasm/builds.js";
 import { readRewards } from "../agent/rewards.js";
 import { AgentMemory } from "../agent/state.js";
+import { adviseBudget, boundedBudget } from "../slices/budget.js";
 import { SliceCache } from "../slices/cache.js";
 import { SliceFolder } from "../slices/paths.js";
-import { adviseBudget, boundedBudget } from "./budget.js";
-import { pauseReason, UNKNOWN_SURROUNDINGS } from "./conditions.js";
 import { lookAtDevice } from "./device_facts.js";
-import { problemOf } from "./problems.js";
 import { RecordStore } from "./record_store.js";
 import { SingleWorker } from "./single_worker.js";
-import { StatePublisher } from "./state_publisher.js";
+import { pauseReason, problemOf, StatePublisher, UNKNOWN_SURROUNDINGS } from "./state_publisher.js";
 
 /** @import { TabSession } from "./session.js" */
 /** @import { PageCommand, Problem, StartOptions, WorkerMessage } from "./messages.js" */
