@@ -73,7 +73,7 @@ const OPENINGS = {
         /does not speak this protocol: .* head of a record/,
     ],
     text: [(s) => s.onmessage({ data: "hello" }), EdgeError, /does not speak this protocol: a text message/],
-    "a frame out of place": [(s) => s.say(0, fault(1, FaultCode.BUSY, "")), EdgeError, /out of place/],
+    "a frame out of place": [(s) => s.say(0, fault(1, FaultCode.BUSY, "")), EdgeError, /is not expected/],
     "a close": [(s) => s.hangUp(1013, "later"), EdgeError, /cannot be reached: socket closed \(1013: later\)/],
 };
 
@@ -90,7 +90,7 @@ for (const [what, [act, kind, reason]] of Object.entries(OPENINGS)) {
     });
 }
 
-test("a relay that says nothing is given up, and so is an opening that nobody wants any more", async () => {
+test("a relay that says nothing is aborted, and so is an opening that nobody wants any more", async () => {
     const outside = new ScriptedOutside();
     const { connecting } = dial(outside);
     await outside.pass(15);
@@ -98,9 +98,9 @@ test("a relay that says nothing is given up, and so is an opening that nobody wa
     const stopping = new AbortController();
     const again = dial(outside, { signal: stopping.signal });
     stopping.abort();
-    await assert.rejects(again.connecting, /given up/);
+    await assert.rejects(again.connecting, /aborted/);
     const late = dial(outside, { signal: stopping.signal });
-    await assert.rejects(late.connecting, /given up/);
+    await assert.rejects(late.connecting, /aborted/);
     assert.equal(outside.sockets.length, 2);
 });
 

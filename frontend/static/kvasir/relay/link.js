@@ -1,7 +1,7 @@
 /**
- * One relayed edge as its owner sees it: frames in, frames out. Twin of kvasir/relay/link.py.
- * relay/socket.js makes one for each edge; worker connections own them. Its bytes share the socket's stream, so it
- * cannot hold up the other side by itself: the relay's credit bounds what an edge may have under way.
+ * One relayed edge: frames in, frames out; and the queue in which all edges of a socket wait to be sent. socket.js
+ * makes a link for each edge; worker connections own them. Edges share the socket's stream, so one cannot hold up its
+ * sender by itself: the relay's credit bounds the bytes that an edge may have in flight.
  */
 
 import { EdgeError, messageOf, WireError } from "../errors.js";
@@ -14,7 +14,7 @@ import { MAX_BUNDLE_BYTES, RECORD_BYTES, RELAY_EDGE, recordHead } from "./record
 /** @typedef {import("../wire/header.js").Limits} Limits */
 
 /**
- * Who a link tells what happens. `linkClosed` is called once, never from within a call of the owner's.
+ * The owner of a link. `linkClosed` is called once, never during a call by the owner.
  * @typedef {object} LinkOwner
  * @property {(frame: Frame) => void} frameReceived
  * @property {(error: WireError) => void} bytesRefused
@@ -29,14 +29,14 @@ import { MAX_BUNDLE_BYTES, RECORD_BYTES, RELAY_EDGE, recordHead } from "./record
  * @property {(link: RelayLink) => void} forget what still comes for it is dropped
  */
 
-/** Frames of one edge. `owner` is set by whoever the socket announces the edge to. */
+/** One edge. The receiver of `onEdge` sets `owner`. */
 export class RelayLink {
     /** @type {LinkOwner | null} */
     owner = null;
     queuedBytes = 0;
     #carrier;
     #closeReason = "";
-    #hasRefused = false; // that ends the edge already
+    #hasRefused = false; // a refusal ends the edge
 
     /** @param {number} number @param {Carrier} carrier */
     constructor(number, carrier) {
@@ -44,7 +44,7 @@ export class RelayLink {
         this.#carrier = carrier;
     }
 
-    /** @returns {boolean} whether the edge is closed */
+    /** @returns {boolean} */
     get isClosing() {
         return this.#closeReason !== "";
     }
@@ -62,7 +62,7 @@ export class RelayLink {
     }
 
     /**
-     * Tell the other side why, unless it has been told, and close.
+     * Send the reason, unless one was sent, and close.
      * @param {string} reason
      */
     close(reason) {
@@ -71,10 +71,10 @@ export class RelayLink {
         this.#close(reason);
     }
 
-    // What the socket calls
+    // Called by the socket
 
     /**
-     * Hand one frame's bytes to the owner.
+     * Decode one frame's bytes and pass it to the owner.
      * @param {Uint8Array} data
      */
     take(data) {
@@ -94,7 +94,7 @@ export class RelayLink {
     }
 
     /**
-     * Count bytes that have left.
+     * Count bytes that were sent.
      * @param {number} nBytes
      */
     sent(nBytes) {
@@ -103,7 +103,7 @@ export class RelayLink {
     }
 
     /**
-     * The socket is gone, and the edge with it.
+     * The socket is lost, and the edge with it.
      * @param {string} reason
      */
     lost(reason) {
@@ -124,7 +124,7 @@ export class RelayLink {
         if (this.#closeReason) return;
         this.#closeReason = reason || "closed";
         this.#carrier.forget(this);
-        // not at once: the owner may be in the middle of something
+        // later: the owner may be in the middle of a call
         queueMicrotask(() => this.owner?.linkClosed(this.#closeReason));
     }
 }
@@ -141,7 +141,11 @@ function faultName(code) {
 
 const DRAIN_LOOK_S = 0.005; // while the browser's own buffer is full
 
-/** Posted frames in, messages out. `socket` is set when there is one. */
+/**
+ * Bundles the records of all edges, in their order, into messages. All that is posted in one turn leaves in one
+ * message. While the browser's own buffer is full, records wait here, where connections count them. `socket` is set
+ * once it is open.
+ */
 export class RelayOutgoing {
     /** @type {import("./socket.js").SocketLike | null} */
     socket = null;
@@ -150,7 +154,7 @@ export class RelayOutgoing {
     #posted = [];
     #isFlushing = false;
     #hasEnded = false;
-    /** @type {Set<() => void>} who waits until all has left */
+    /** @type {Set<() => void>} called when everything is sent */
     #whenIdle = new Set();
 
     /** @param {import("./socket.js").Outside} outside */
@@ -158,7 +162,7 @@ export class RelayOutgoing {
         this.#outside = outside;
     }
 
-    /** @param {Posted} posted its arrays must not change until they have left */
+    /** @param {Posted} posted its arrays must not change until they are sent */
     post(posted) {
         if (this.#hasEnded) return;
         this.#posted.push(posted);
@@ -168,7 +172,7 @@ export class RelayOutgoing {
         }
     }
 
-    /** @returns {Promise<void>} until all has left, or nothing leaves any more */
+    /** @returns {Promise<void>} until everything is sent, or `end` is called */
     idle() {
         return new Promise((resolve) => {
             this.#whenIdle.add(resolve);
@@ -176,7 +180,7 @@ export class RelayOutgoing {
         });
     }
 
-    /** Nothing leaves any more. */
+    /** Send nothing more. */
     end() {
         this.#hasEnded = true;
         this.#posted = [];

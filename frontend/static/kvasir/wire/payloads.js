@@ -1,6 +1,6 @@
 /**
- * Payloads of the frames that carry no tensor: handshake, refusals, faults and notices. Twin of
- * kvasir/wire/payloads.py; wire.js calls it. A payload that is short, long or not well-formed text is a WireError.
+ * Payloads of the frames without a tensor: handshake, refusals, faults and notices. codec.js calls it. A payload that
+ * is too short, too long or has invalid text is a WireError.
  */
 
 import { WireError } from "../errors.js";
@@ -42,7 +42,7 @@ function unpackWelcome(reader) {
 }
 
 /**
- * The frame of any kind but Dispatch and Result.
+ * Return the frame of any kind but Dispatch and Result.
  * @param {Header} header
  * @param {Uint8Array} payload
  * @returns {Frame}
@@ -80,10 +80,10 @@ function unpack({ kind, request }, reader) {
 }
 
 /**
- * Request number and payload bytes of any frame but Dispatch and Result.
+ * Return the request number and payload bytes of any frame but Dispatch and Result.
  * @param {Exclude<Frame, {kind: 4 | 5}>} frame
  * @returns {{request: number, payload: Uint8Array}}
- * @throws {WireError} when a text, number or fingerprint in it cannot travel
+ * @throws {WireError} if a text, number or fingerprint in it cannot be sent
  */
 export function packPayload(frame) {
     const writer = new PayloadWriter();
@@ -128,7 +128,7 @@ const RANGE_BYTES = 12;
 const FINGERPRINT_BYTES = 32;
 const FINGERPRINT = /^[0-9a-f]{64}$/;
 
-/** Puts a payload together from front to back. */
+/** Writes a payload from front to back. */
 export class PayloadWriter {
     /** @type {number[]} */
     bytes = [];
@@ -172,12 +172,13 @@ export class PayloadWriter {
     /** @param {number} value @param {number} width */
     #number(value, width) {
         const most = 2 ** (8 * width) - 1;
-        if (!isWithin(value, most)) throw new WireError(`${value} does not fit its ${width} bytes: 0 to ${most} does`);
+        if (!isWithin(value, most))
+            throw new WireError(`${value} does not fit into ${width} bytes: 0 to ${most} is allowed`);
         for (let i = 0; i < width; i++) this.bytes.push(Math.floor(value / 2 ** (8 * i)) & 0xff);
     }
 }
 
-/** Takes a payload apart from front to back, and never past its end. */
+/** Reads a payload from front to back, never past its end. */
 export class PayloadReader {
     #at = 0;
     #name;
@@ -223,12 +224,12 @@ export class PayloadReader {
     text() {
         const nBytes = this.u16();
         if (nBytes > MAX_TEXT_BYTES) {
-            throw new WireError(`${this.#name} has a text of ${nBytes} bytes, at most ${MAX_TEXT_BYTES} may travel`);
+            throw new WireError(`${this.#name} has a text of ${nBytes} bytes, at most ${MAX_TEXT_BYTES} are allowed`);
         }
         const start = this.#take(nBytes);
         let value;
         try {
-            // a byte order mark is a character like others, else two texts would read the same
+            // a byte order mark is kept, otherwise two different texts would read the same
             const decoder = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
             value = decoder.decode(this.#data.subarray(start, start + nBytes));
         } catch {
@@ -277,7 +278,7 @@ export class PayloadReader {
 
 /** @param {string} value @param {number} nBytes */
 function checkText(value, nBytes) {
-    if (nBytes > MAX_TEXT_BYTES) throw new WireError(`text of ${nBytes} bytes, at most ${MAX_TEXT_BYTES} may travel`);
+    if (nBytes > MAX_TEXT_BYTES) throw new WireError(`text of ${nBytes} bytes, at most ${MAX_TEXT_BYTES} are allowed`);
     if (hasControls(value)) throw new WireError(`text ${JSON.stringify(value.slice(0, 40))} has control characters`);
 }
 

@@ -1,6 +1,6 @@
 /**
- * What an agent tells its site and asks it: heartbeats, demand, work, and moves that follow from the demand. The market
- * part of kvasir/worker/agent/agent.py. `agent.js` calls it with what the plan decided.
+ * An agent's dealings with its site: registration and tokens, heartbeats, demand, work, and moves that follow from the
+ * demand. `agent.js` calls it to perform the plan's actions.
  */
 
 import { AgentEndedError } from "../../errors.js";
@@ -17,7 +17,7 @@ import { rotateInS } from "./state.js";
 /** @import { AgentMemory } from "./state.js" */
 /** @import { Fetcher } from "./fetch.js" */
 
-/** How slowly a worker moves. Seconds. @typedef {{lookS: number, moveLeastS: number, moveMostS: number}} Pace */
+/** How slowly a worker moves, in seconds. @typedef {{lookS: number, moveLeastS: number, moveMostS: number}} Pace */
 
 /** @type {Readonly<Pace>} */
 const PACE = Object.freeze({ lookS: 60, moveLeastS: 60, moveMostS: 300 });
@@ -52,7 +52,7 @@ export class MarketTalk {
     }
 
     /**
-     * What is paid for each piece that is held, the new one included.
+     * Return the rate of each piece that is held, including the new one.
      * @param {Assigned} answer
      * @returns {Record<string, number>}
      */
@@ -119,7 +119,7 @@ export class AgentNode {
     }
 
     /**
-     * The state with the node that was kept, if there is one.
+     * Return the state with the stored node, if there is one.
      * @param {Readonly<WorkerState>} state
      * @returns {Readonly<WorkerState>}
      */
@@ -128,7 +128,7 @@ export class AgentNode {
         return nodeId && token ? this.become(state, nodeId, token) : state;
     }
 
-    /** Become a node; under the account whose key is kept, if there is one. @param {Readonly<WorkerState>} state */
+    /** Register a node, under the account whose key is stored, if there is one. @param {Readonly<WorkerState>} state */
     async register(state) {
         const { market, memory } = this.world;
         const { name, invite } = this.options;
@@ -137,7 +137,7 @@ export class AgentNode {
         return this.become(state, made.nodeId, made.token);
     }
 
-    /** Take a new token; edges are then opened anew. @param {Readonly<WorkerState>} state */
+    /** Exchange the token; edges are then opened again. @param {Readonly<WorkerState>} state */
     async rotate(state) {
         const made = await this.world.market.rotate();
         await this.keep({ nodeId: state.nodeId, accountId: "", accountKey: "", ...made });

@@ -1,8 +1,7 @@
 /**
- * A worker's questions to the market of its site: register, heartbeat, demand, volunteer, rewards (docs/market.md).
- * Twin of kvasir/worker/agent/market_client.py. The agent asks. Every call ends within a deadline. What may succeed later is
- * a MarketAwayError, what will not a MarketRefusedError; an answer that is not what the document says counts as away.
- * Tokens and keys are never logged or shown.
+ * Client of a site's market API: register, heartbeat, demand, volunteer, rewards (docs/market.md). The agent calls it.
+ * Every call has a deadline. It throws MarketAwayError if the call may succeed later, also for an answer that does not
+ * match the document, and MarketRefusedError if it will not. Tokens and keys are never logged or shown.
  */
 
 import { MarketAwayError, MarketRefusedError, messageOf } from "../../errors.js";
@@ -14,15 +13,15 @@ import { expertRange } from "../../slicing/expert_ranges.js";
 
 export { MarketAwayError, MarketRefusedError };
 
-/** Of one question, all in all. */
+/** Of one call in all. */
 const DEADLINE_S = 30;
-/** A demand in which every expert of a large model is a run of its own. */
+/** Enough for a demand in which every expert of a large model is a run of its own. */
 const ANSWER_BYTES_MOST = 16 * 1024 * 1024;
 export const QUARANTINE_RETRY_S = 600;
 const AWAY = new Set([408, 409, 425, 429]);
 
 /**
- * What a worker says of itself. `facts`: what docs/market.md calls optional, by its names there.
+ * A worker's heartbeat. `facts`: the optional fields of docs/market.md, by their names there.
  * @typedef {object} Heartbeat
  * @property {string} nodeId
  * @property {SiteModel} model
@@ -32,7 +31,7 @@ const AWAY = new Set([408, 409, 425, 429]);
  * @property {boolean} [isLeaving]
  */
 
-/** One site, with this node's token once it has one. */
+/** The market of one site. `token` is this node's, or "" before it is registered. */
 export class MarketClient {
     #base;
     #fetch;
@@ -51,10 +50,10 @@ export class MarketClient {
     }
 
     /**
-     * Become a node; with an account's key, one of that account.
+     * Register a node, under an account if `accountKey` is given.
      * @param {{name: string, invite?: string, accountKey?: string}} who
      * @returns {Promise<NodeCredentials>}
-     * @throws {MarketRefusedError} where that needs an invite or an operator
+     * @throws {MarketRefusedError} if that needs an invite or an operator
      */
     async register({ name, invite = "", accountKey = "" }) {
         const answer = await this.#ask("POST", "nodes", invite ? { name, invite } : { name }, accountKey);
@@ -62,7 +61,7 @@ export class MarketClient {
     }
 
     /**
-     * A new token for this node; the old one counts no more.
+     * Exchange this node's token for a new one; the old one becomes invalid.
      * @returns {Promise<{token: string, expires: string}>}
      */
     async rotate() {
@@ -71,9 +70,8 @@ export class MarketClient {
     }
 
     /**
-     * State what is held.
-     * @param {Heartbeat} beat
-     * @returns {Promise<number>} how long that counts, in seconds
+     * Send a heartbeat. @param {Heartbeat} beat
+     * @returns {Promise<number>} the lease in seconds
      */
     async heartbeat({ nodeId, model, ranges, leases = [], facts = {}, isLeaving = false }) {
         const answer = await this.#ask("POST", "expert-coverage", {
@@ -91,7 +89,7 @@ export class MarketClient {
     }
 
     /**
-     * What is wanted of this model.
+     * Return the demand for this model.
      * @param {string} fingerprint
      * @returns {Promise<Demand>}
      */
@@ -103,7 +101,7 @@ export class MarketClient {
     /**
      * Ask for work.
      * @param {string} nodeId
-     * @param {number} roomBytes for all experts, those of `ranges`, which are held, included
+     * @param {number} roomBytes for all experts, including those of the held `ranges`
      * @param {readonly ExpertRange[]} ranges
      * @returns {Promise<Assigned | NothingWanted>}
      */
@@ -113,7 +111,7 @@ export class MarketClient {
     }
 
     /**
-     * What this node earned (docs/rewards.md), as the site writes it.
+     * Return this node's rewards as the site sends them (docs/rewards.md).
      * @param {number} [limit] items of the page
      * @returns {Promise<Record<string, unknown>>}
      */
@@ -166,7 +164,9 @@ export class MarketClient {
         try {
             return read(record(answer));
         } catch (error) {
-            throw new MarketAwayError(`${this.#base} answers what is not in docs/market.md: ${messageOf(error)}`);
+            throw new MarketAwayError(
+                `${this.#base} sent an answer that does not match docs/market.md: ${messageOf(error)}`,
+            );
         }
     }
 }
@@ -193,7 +193,7 @@ function jsonOf(content, url) {
     try {
         return JSON.parse(content);
     } catch {
-        throw new MarketAwayError(`${url}: the answer is no JSON; is this a Kvasir site?`);
+        throw new MarketAwayError(`${url}: the answer is not JSON; is this a Kvasir site?`);
     }
 }
 
@@ -228,7 +228,7 @@ function segments(ranges) {
 const CROWDED = new Set(["the budget is full", "nothing that is wanted fits into the budget"]);
 
 /**
- * Who a node is. `expires`: when the token ends, as the site writes moments; empty for never. `accountId` and
+ * A node's credentials. `expires`: when the token ends, as an ISO 8601 text; empty for never. `accountId` and
  * `accountKey` are shown once, when the node is registered; the key only for a new account.
  * @typedef {object} NodeCredentials
  * @property {string} nodeId
@@ -239,7 +239,7 @@ const CROWDED = new Set(["the budget is full", "nothing that is wanted fits into
  */
 
 /**
- * A range that the market promises to this worker.
+ * A range that the market leases to this worker.
  * @typedef {object} Assigned
  * @property {true} isAssigned
  * @property {SiteModel} model
@@ -253,7 +253,7 @@ const CROWDED = new Set(["the budget is full", "nothing that is wanted fits into
  */
 
 /**
- * No work now. `isCrowded`: there is work that has no room in the worker's budget.
+ * No work now. `isCrowded`: there is work, but it does not fit the worker's budget.
  * @typedef {object} NothingWanted
  * @property {false} isAssigned
  * @property {string} reason
@@ -263,7 +263,7 @@ const CROWDED = new Set(["the budget is full", "nothing that is wanted fits into
  */
 
 /**
- * An answer to a volunteer.
+ * Read the answer to `volunteer`.
  * @param {Record<string, unknown>} told
  * @returns {Assigned | NothingWanted}
  */
@@ -294,7 +294,7 @@ export function readAssignment(told) {
 }
 
 /**
- * An answer to the question for one model's demand.
+ * Read the answer to `demand`.
  * @param {Record<string, unknown>} told
  * @returns {import("./plan.js").Demand}
  */
@@ -306,7 +306,7 @@ export function readDemand(told) {
 }
 
 /**
- * The answer to a registration.
+ * Read the answer to `register`.
  * @param {Record<string, unknown>} told
  * @returns {NodeCredentials}
  */
@@ -320,7 +320,7 @@ export function readCredentials(told) {
 }
 
 /**
- * A token and when it ends.
+ * Read a token and its expiry.
  * @param {Record<string, unknown>} told
  * @returns {{token: string, expires: string}}
  */
@@ -328,7 +328,7 @@ export function readToken(told) {
     return { token: text(told.token), expires: text(told.expires ?? "") };
 }
 
-/** The runs of one layer of a demand. @param {unknown} value @returns {import("./plan.js").DemandRun[]} */
+/** Read the runs of one layer of a demand. @param {unknown} value @returns {import("./plan.js").DemandRun[]} */
 function runsOf(value) {
     const layer = record(value);
     return list(layer.segments).map((item) => {

@@ -1,25 +1,24 @@
 /**
- * Whether experts fit into a worker's memory, asked before anything is downloaded. Twin of
- * kvasir/worker/slices/budget.py:
+ * Memory budgets of a worker: whether experts fit, checked before anything is downloaded, and how much a tab may offer.
  *
  *     bytes needed = WORKER_OVERHEAD_BYTES + sum over the experts of their stored bytes
  *
- * The agent asks with what an offer says of its layers; the slice store asks again with the manifest's true sizes.
+ * The agent checks with the sizes of an offer, the slice store again with the manifest's exact sizes.
  */
 
 /** @import { ExpertRange } from "../agent/plan_state.js" */
 /** @import { BudgetAdvice, DeviceFacts } from "../tab/messages.js" */
 
-/** What the tab itself takes: scripts, kernels, buffers of the requests in flight. The same as kvasir/slicing/budget.py's. */
+/** Memory of the tab itself: scripts, kernels, buffers of the requests in flight. The same as in Python. */
 export const WORKER_OVERHEAD_BYTES = 150_000_000;
 
-/** Bytes of experts that fit into a budget beside the program itself. @param {number} budgetBytes */
+/** Return the bytes of experts that fit into a budget beside the program itself. @param {number} budgetBytes */
 export function roomForExperts(budgetBytes) {
     return Math.max(0, budgetBytes - WORKER_OVERHEAD_BYTES);
 }
 
 /**
- * Bytes of memory that a worker of these merged ranges takes.
+ * Return the bytes of memory that a worker of these merged ranges takes.
  * @param {readonly ExpertRange[]} ranges @param {(layer: number) => number} expertBytes of one expert of a layer
  */
 export function memoryNeeded(ranges, expertBytes) {
@@ -28,8 +27,8 @@ export function memoryNeeded(ranges, expertBytes) {
 }
 
 const GIB = 2 ** 30;
-const STEP_BYTES = 64 * 2 ** 20; // what is shown is rounded down to this
-const UNKNOWN_MEMORY_BYTES = 4 * GIB; // where a browser does not say; phones: half
+const STEP_BYTES = 64 * 2 ** 20; // budgets are rounded down to this
+const UNKNOWN_MEMORY_BYTES = 4 * GIB; // if the browser does not report it; phones: half
 const SUGGESTED_MOST_BYTES = 4 * GIB;
 const WASM_BYTES_A_THREAD = 3 * GIB; // of the 4 GiB that an instance can address
 const LEAST_EXPERT_BYTES = 50_000_000; // less than this is not worth a download
@@ -53,7 +52,7 @@ export function adviseBudget(device) {
     return { suggestedBytes, leastBytes, mostBytes, boundBy };
 }
 
-/** A budget that was asked for, within the advice. @param {number} bytes @param {BudgetAdvice} advice */
+/** Limit a requested budget to the advice. @param {number} bytes @param {BudgetAdvice} advice */
 export function boundedBudget(bytes, { leastBytes, mostBytes }) {
     return Math.min(Math.max(bytes, leastBytes), mostBytes);
 }
