@@ -36,14 +36,15 @@ demo: $(VENV)/.run  ## Without a service: two workers compute every expert, and 
 
 test: $(VENV)/.dev lint types unit  ## Everything that CI checks
 
-lint: $(VENV)/.dev  ## ruff and the import rules
+lint: $(VENV)/.dev  ## ruff, the import rules, and biome over the JavaScript
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports
+	@$(BIN)/python -m tools.check_javascript lint
 
 types: $(VENV)/.dev  ## mypy --strict, and tsc over the JavaScript
 	@$(BIN)/mypy
-	@$(BIN)/python -m tools.check_javascript
+	@$(BIN)/python -m tools.check_javascript types
 
 unit: $(VENV)/.dev  ## All tests; a third process uses what two leave of two cores while they wait
 	@$(BIN)/python -m pytest -n 3 --dist loadfile
