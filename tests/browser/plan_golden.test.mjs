@@ -8,6 +8,7 @@ import { expertRange } from "../../frontend/static/kvasir/slicing/expert_ranges.
 import { failuresAfter, reconnectDelayS } from "../../frontend/static/kvasir/edge/reconnect.js";
 import { LookResult, keepAliveAction } from "../../frontend/static/kvasir/edge/signs_of_life.js";
 import { isSettled, nextAction, toState, waitS } from "../../frontend/static/kvasir/worker/agent/plan.js";
+import { mustFinish } from "../../frontend/static/kvasir/worker/agent/plan_actions.js";
 import * as changes from "../../frontend/static/kvasir/worker/agent/plan_changes.js";
 import { NO_TIMES, makePiece, workerState } from "../../frontend/static/kvasir/worker/agent/plan_state.js";
 
@@ -52,6 +53,7 @@ const ASK = {
     wait_s: waitS,
     to_state: toState,
     is_settled: isSettled,
+    must_finish: mustFinish,
     reconnect_delay_s: reconnectDelayS,
     failures_after: failuresAfter,
     keepalive_action: (nowS, heardS, pingedS, [intervalS, deadlineS]) => {

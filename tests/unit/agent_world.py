@@ -44,6 +44,7 @@ class FakeMarket:
     beats: list[tuple[float, Heartbeat]] = field(default_factory=list)
     n_tokens: int = 0
     expires: str = ""
+    seconds: dict[str, float] = field(default_factory=dict)  # until an answer comes, by call
 
     def _called(self, name: str) -> None:
         self.calls.append(name)
@@ -54,11 +55,13 @@ class FakeMarket:
         self._called("register")
         assert (invite, name) == ("code", "kvasir-worker")
         self.n_tokens += 1
+        await asyncio.sleep(self.seconds.get("register", 0))
         return NodeCredentials("node-1", f"kvs-{self.n_tokens}", self.expires)
 
     async def rotate(self, node_id: str) -> NodeCredentials:
         self._called("rotate")
         self.n_tokens += 1
+        await asyncio.sleep(self.seconds.get("rotate", 0))
         return NodeCredentials(node_id, f"kvs-{self.n_tokens}", "")
 
     async def heartbeat(self, beat: Heartbeat) -> float:

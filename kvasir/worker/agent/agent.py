@@ -77,9 +77,9 @@ class Agent:
             self._world.fetcher.keep_only(())
 
     async def _perform(self, action: do.Action) -> None:
-        """Do it, unless told to stop meanwhile; a token that is being exchanged is waited for, or it would be lost."""
+        """Run an action; `stop` cancels it unless it must finish."""
         acting = asyncio.get_running_loop().create_task(self._act(action))
-        self._acting = None if isinstance(action, do.Rotate) else acting
+        self._acting = None if do.must_finish(action) else acting
         try:
             await acting
         except asyncio.CancelledError:

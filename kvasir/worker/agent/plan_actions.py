@@ -89,3 +89,8 @@ class Drop:
 
 
 Action = Leave | Register | Rotate | Serve | Beat | Fetch | Volunteer | Look | PlanMove | Withdraw | Stay | Drop
+
+
+def must_finish(action: Action) -> bool:
+    """Return whether a stop has to wait for this action: interrupted, it would lose the token that the site sends."""
+    return isinstance(action, Register | Rotate)

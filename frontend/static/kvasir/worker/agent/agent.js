@@ -12,6 +12,7 @@ import { piecesWithin } from "./state.js";
 import { MarketAwayError, MarketRefusedError } from "./market_errors.js";
 import { News } from "../tab/news.js";
 import { nextAction, waitS } from "./plan.js";
+import { mustFinish } from "./plan_actions.js";
 import * as after from "./plan_changes.js";
 import { workerState } from "./plan_state.js";
 import { reconnectDelayS } from "../../edge/reconnect.js";
@@ -142,12 +143,12 @@ export class Agent {
     }
 
     /**
-     * Do it, unless told to stop meanwhile; a token that is being made is waited for, or it would be lost.
+     * Run an action; `stop` interrupts it unless it must finish.
      * @param {Action} action
      */
     async perform(action) {
         const acting = this.attempt(() => this.act(action));
-        if (action.action === "Register" || action.action === "Rotate") return acting;
+        if (mustFinish(action)) return acting;
         const interrupted = /** @type {Promise<void>} */ (
             new Promise((resolve) => {
                 this.interrupt = resolve;

@@ -59,3 +59,7 @@ export const Do = Object.freeze({
     /** @param {ExpertRange} range @returns {Action} */
     drop: (range) => ({ action: "Drop", range }),
 });
+
+/** Whether a stop has to wait for this action: interrupted, it would lose the token that the site sends.
+ *  @param {Action} action */
+export const mustFinish = ({ action }) => action === "Register" || action === "Rotate";
