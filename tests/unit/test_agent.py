@@ -14,10 +14,9 @@ import pytest
 from kvasir.errors import ConfigError
 from kvasir.experts import ExpertRange
 from kvasir.worker.agent.agent import Agent
+from kvasir.worker.agent.config import Pace
 from kvasir.worker.agent.demand import DemandRun
-from kvasir.worker.agent.market_client import MarketAwayError, MarketRefusedError, NothingWanted
-from kvasir.worker.agent.node_credentials import NodeCredentials
-from kvasir.worker.agent.options import Pace
+from kvasir.worker.agent.market_client import MarketAwayError, MarketRefusedError, NodeCredentials, NothingWanted
 from kvasir.worker.agent.plan_state import SiteModel
 from kvasir.worker.slices.http import SourceRefusedError, TransferError
 from kvasir.worker.slices.store import DoesNotFitError

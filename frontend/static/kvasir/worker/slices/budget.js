@@ -1,6 +1,6 @@
 /**
  * Whether experts fit into a worker's memory, asked before anything is downloaded. Twin of
- * kvasir/worker/slices/budget.py:
+ * what kvasir/worker/slices/store.py checks:
  *
  *     bytes needed = WORKER_OVERHEAD_BYTES + sum over the experts of their stored bytes
  *
