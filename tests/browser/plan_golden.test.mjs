@@ -7,7 +7,7 @@ import { test } from "node:test";
 import { failuresAfter, reconnectDelayS } from "../../frontend/static/kvasir/edge/reconnect.js";
 import { keepAliveAction, LookResult } from "../../frontend/static/kvasir/edge/signs_of_life.js";
 import { expertRange } from "../../frontend/static/kvasir/slicing/expert_ranges.js";
-import { isSettled, nextAction, toState, waitS } from "../../frontend/static/kvasir/worker/agent/plan.js";
+import { isSettled, mustFinish, nextAction, toState, waitS } from "../../frontend/static/kvasir/worker/agent/plan.js";
 import { makePiece, NO_TIMES, workerState } from "../../frontend/static/kvasir/worker/agent/plan_state.js";
 
 const changes = await import("../../frontend/static/kvasir/worker/agent/plan_changes.js");
@@ -52,6 +52,7 @@ const ASK = {
     wait_s: waitS,
     to_state: toState,
     is_settled: isSettled,
+    must_finish: mustFinish,
     reconnect_delay_s: reconnectDelayS,
     failures_after: failuresAfter,
     keepalive_action: (nowS, heardS, pingedS, [intervalS, deadlineS]) => {

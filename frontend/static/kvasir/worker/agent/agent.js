@@ -8,7 +8,7 @@ import { reconnectDelayS } from "../../edge/reconnect.js";
 import { endedByRefusal, MarketAwayError, MarketRefusedError } from "../../errors.js";
 import { rangeKey } from "./fetch.js";
 import { AgentNode, MarketTalk } from "./market.js";
-import { nextAction, waitS } from "./plan.js";
+import { mustFinish, nextAction, waitS } from "./plan.js";
 import * as after from "./plan_changes.js";
 import { Outcome, workerState } from "./plan_state.js";
 import { piecesWithin } from "./state.js";
@@ -139,12 +139,12 @@ export class Agent {
     }
 
     /**
-     * Perform an action; `stop` interrupts it, except when a token is being issued, which would be lost.
+     * Run an action; `stop` interrupts it unless it must finish.
      * @param {Action} action
      */
     async perform(action) {
         const acting = this.attempt(() => this.act(action));
-        if (action.action === "Register" || action.action === "Rotate") return acting;
+        if (mustFinish(action)) return acting;
         const interrupted = /** @type {Promise<void>} */ (
             new Promise((resolve) => {
                 this.interrupt = resolve;

@@ -291,3 +291,7 @@ export function hasGapBeside(demand, held) {
         return n < nExperts(run.range);
     });
 }
+
+/** Return whether a stop has to wait for this action: interrupted, it would lose the token that the site sends.
+ *  @param {Action} action */
+export const mustFinish = ({ action }) => action === "Register" || action === "Rotate";
