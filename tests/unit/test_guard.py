@@ -18,7 +18,7 @@ from backbone.engine.dispatch.dispatcher import MOVED, ExpertDispatcher
 from backbone.engine.serving.tally import Tally
 from backbone.engine.swarm.expert_store import ExpertStore
 from backbone.engine.swarm.measured import Measured
-from backbone.engine.swarm.placement import CoverageSnapshot
+from backbone.engine.swarm.placement import ReplicaMap
 from backbone.engine.swarm.reply_format import ReplyFormat
 from backbone.engine.swarm.transport import NoWorkers
 from backbone.engine.trust.audit import Answer, Evidence, Judge, Reply, close_rows
@@ -45,14 +45,14 @@ class OneWorker:
 
     def __init__(self, store: ExpertStore, *, is_silent: bool = False) -> None:
         self._store = store
-        self._coverage = CoverageSnapshot.build({"w": [ExpertRange(0, 0, 16)]})
+        self._coverage = ReplicaMap.build({"w": [ExpertRange(0, 0, 16)]})
         self.is_silent = is_silent
         self.n_too_few = 0  # outputs that are left out of an answer
         self.moves_to: ExpertRange | None = None  # the slice that it has when the next question reaches it
         self.reports: list[str] = []
         self.asked: list[bytes] = []
 
-    def coverage(self) -> CoverageSnapshot:
+    def coverage(self) -> ReplicaMap:
         return self._coverage
 
     def live(self) -> frozenset[str]:
@@ -88,7 +88,7 @@ class OneWorker:
         self.reports.append(reason)
 
     def hold(self, *ranges: ExpertRange) -> None:
-        self._coverage = CoverageSnapshot.build({"w": ranges})
+        self._coverage = ReplicaMap.build({"w": ranges})
 
 
 @pytest.fixture(scope="module")

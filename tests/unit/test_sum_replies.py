@@ -23,7 +23,7 @@ from backbone.engine.serving.sum_calibration import calibrate, sum_scale_of
 from backbone.engine.serving.tally import Tally
 from backbone.engine.swarm.expert_store import ExpertStore
 from backbone.engine.swarm.measured import Measured
-from backbone.engine.swarm.placement import CoverageSnapshot
+from backbone.engine.swarm.placement import ReplicaMap
 from backbone.engine.swarm.reply_format import ReplyFormat
 from backbone.engine.swarm.sum_scale import SumScale
 from backbone.engine.swarm.transport import NoWorkers, Transport
@@ -55,11 +55,11 @@ class Swarm:
         self._store = store
         self._held = dict(held)
         self._answer = answer
-        self._coverage = CoverageSnapshot.build({name: [part] for name, part in held.items()})
+        self._coverage = ReplicaMap.build({name: [part] for name, part in held.items()})
         self.n_rows_back = 0
         self.reports: list[str] = []
 
-    def coverage(self) -> CoverageSnapshot:
+    def coverage(self) -> ReplicaMap:
         return self._coverage
 
     def live(self) -> frozenset[str]:

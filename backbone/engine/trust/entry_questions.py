@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from backbone.engine.swarm.expert_store import ExpertStore
-from backbone.engine.swarm.placement import CoverageSnapshot, IntArray
+from backbone.engine.swarm.placement import IntArray, ReplicaMap
 from backbone.engine.swarm.reply_format import ReplyFormat, round_replies
 from backbone.engine.swarm.transport import Transport
 from backbone.engine.trust.audit import Reply
@@ -36,7 +36,7 @@ class Question:
 
 def make_questions(
     store: ExpertStore,
-    coverage: CoverageSnapshot,
+    coverage: ReplicaMap,
     worker_id: str,
     generator: np.random.Generator,
     n_pairs: int = N_PAIRS,

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from backbone.engine.swarm.expert_store import ExpertStore
-from backbone.engine.swarm.placement import CoverageSnapshot
+from backbone.engine.swarm.placement import ReplicaMap
 from backbone.engine.swarm.reply_format import ReplyFormat
 from backbone.engine.swarm.transport import Transport
 from backbone.engine.trust.audit import Reply
@@ -59,7 +59,7 @@ class EntryDesk:
         self._names: frozenset[str] = frozenset()
         self._testing: set[str] = set()
         self._retry_at: dict[str, float] = {}
-        self._coverage: CoverageSnapshot | None = None
+        self._coverage: ReplicaMap | None = None
         self._tests = Background("kvasir-entry", MAX_TESTS_WAITING)
 
     def admitted(self, live: frozenset[str]) -> frozenset[str]:
@@ -89,7 +89,7 @@ class EntryDesk:
         """End the thread."""
         self._tests.close()
 
-    def _drop_changed(self, coverage: CoverageSnapshot) -> None:
+    def _drop_changed(self, coverage: ReplicaMap) -> None:
         """Whoever holds other ranges now, or left and came back, is tested again."""
         with self._lock:
             self._coverage = coverage
@@ -128,7 +128,7 @@ class EntryDesk:
     def _is_out(self, worker_id: str) -> bool:
         return self._book.state(self._node_of(worker_id)).quarantined
 
-    def _passes(self, worker_id: str, coverage: CoverageSnapshot) -> bool:
+    def _passes(self, worker_id: str, coverage: ReplicaMap) -> bool:
         questions = make_questions(self._store, coverage, worker_id, self._draws.generator())
         replies = ask(questions, worker_id, self._transport, self._store, self._reply_format, TEST_DEADLINE_S)
         for reply in replies:
