@@ -17,7 +17,7 @@ RUN_DIR = Path(os.environ.get("KVASIR_RUN_DIR", BASE_DIR / "run")).absolute()  #
 
 DEBUG = env_bool("KVASIR_DEBUG", False)
 # Without a secret in the environment each start makes its own: sessions then end with the process, which is right for
-# a trial on one machine and wrong for a site, so docs/operations.md asks for one.
+# a trial on one machine and wrong for a site, so docs/operate/deploy.md asks for one.
 SECRET_KEY = env_secret("KVASIR_SECRET_KEY") or secrets.token_urlsafe(48)
 ALLOWED_HOSTS = env_list("KVASIR_ALLOWED_HOSTS", ["localhost", "127.0.0.1", "[::1]"])
 
@@ -78,21 +78,21 @@ SESSION_COOKIE_SAMESITE = CSRF_COOKIE_SAMESITE = LANGUAGE_COOKIE_SAMESITE = "Lax
 LANGUAGE_CODE = "en"
 LANGUAGES = [("en", "English"), ("id", "Bahasa Indonesia")]
 
-# The relay's address as backbones see it, and its name in the directory (docs/relay.md). Without REDIS_URL there is no
-# directory: one relay, whose address the backbone is told.
+# The relay's address as backbones see it, and its name in the directory (docs/reference/relay.md). Without REDIS_URL
+# there is no directory: one relay, whose address the backbone is told.
 RELAY_URL = os.environ.get("KVASIR_RELAY_URL", "")
 # The address that workers are told, where they reach the relay by another name than backbones do.
 WORKER_RELAY_URL = os.environ.get("KVASIR_WORKER_RELAY_URL", "")
 RELAY_ID = os.environ.get("KVASIR_RELAY_ID", "")
 REDIS_URL = os.environ.get("REDIS_URL", "")
 
-# The dashboard's feed (docs/dashboard.md): sockets that may watch in each web process. Where processes share a layer,
-# one of them makes the snapshots of all.
+# The dashboard's feed (docs/operate/dashboard.md): sockets that may watch in each web process. Where processes share
+# a layer, one of them makes the snapshots of all.
 CHANNEL_LAYERS = channel_layers(REDIS_URL)
 LIVE_IS_SHARED = bool(REDIS_URL)
 KVASIR_LIVE_SOCKETS = env_int("KVASIR_LIVE_SOCKETS", 500, 0, 100_000)
 
-# Celery carries only ids and small JSON; a task is the life of one request (docs/architecture.md).
+# Celery carries only ids and small JSON; a task is the life of one request (docs/develop/architecture.md).
 CELERY_BROKER_URL = os.environ.get("REDIS_URL", "redis://127.0.0.1:6379/0")
 CELERY_TASK_SERIALIZER = "json"
 CELERY_ACCEPT_CONTENT = ["json"]
@@ -108,7 +108,7 @@ CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 KVASIR_QUEUE_LIMIT = env_int("KVASIR_QUEUE_LIMIT", 256, 1, 1_000_000)
 KVASIR_QUEUE_WAIT_S = env_float("KVASIR_QUEUE_WAIT_S", 120.0, 1.0, 86400.0)
 
-# The REST API (docs/api.md). Rates are requests a minute, bursts how many of them may come at once.
+# The REST API (docs/use/api.md). Rates are requests a minute, bursts how many of them may come at once.
 KVASIR_BODY_LIMIT = env_int("KVASIR_BODY_LIMIT", 1 << 20, 1 << 10, 1 << 20)
 KVASIR_REQUEST_DEADLINE_S = env_float("KVASIR_REQUEST_DEADLINE_S", 600.0, 1.0, 86400.0)
 KVASIR_KEY_RATE = env_int("KVASIR_KEY_RATE", 600, 1, 1_000_000)
@@ -127,10 +127,10 @@ KVASIR_PLAYGROUND_RATE = env_int("KVASIR_PLAYGROUND_RATE", 30, 1, 1_000_000)
 DEMO_MODEL = BASE_DIR / "models" / "kvasir-demo-moe.q4_k_m.gguf"
 KVASIR_SERVICE = service_settings(DEMO_MODEL, run_dir=RUN_DIR)  # what a backbone process serves
 
-# Slices over HTTP (docs/slices.md): what one node and all together may download at once, what one may take a second
-# (0: no limit), and where else the model's file can be had in byte ranges.
+# Slices over HTTP (docs/reference/slices.md): what one node and all together may download at once, what one may take
+# a second (0: no limit), and where else the model's file can be had in byte ranges.
 KVASIR_SLICE_DOWNLOADS = env_int("KVASIR_SLICE_DOWNLOADS", 4, 1, 64)
 KVASIR_SLICE_DOWNLOADS_ALL = env_int("KVASIR_SLICE_DOWNLOADS_ALL", 64, 1, 64)
 KVASIR_SLICE_BYTES_PER_S = env_int("KVASIR_SLICE_BYTES_PER_S", 0, 0, 1 << 40)
 KVASIR_ORIGIN_URL = env_http_url("KVASIR_ORIGIN_URL")
-KVASIR_MARKET = market_settings()  # docs/market.md
+KVASIR_MARKET = market_settings()  # docs/reference/market.md

@@ -1,4 +1,4 @@
-"""docs/operations.md and deploy/ against the code: every variable, command and path in them exists."""
+"""docs/operate/deploy.md and deploy/ against the code: every variable, command and path in them exists."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "operations.md"
+PAGE = ROOT / "docs" / "operate" / "deploy.md"
 UNITS = sorted((ROOT / "deploy" / "systemd").glob("*.service"))
 COMMANDS = {path.stem for path in ROOT.glob("*/management/commands/*.py")}
 NAME = re.compile(r"(KVASIR_[A-Z0-9_]+|DATABASE_URL|REDIS_URL)")
@@ -64,7 +64,7 @@ def in_code() -> set[str]:
 
 def test_the_table_has_every_variable_and_no_other() -> None:
     documented, read = set(table()), in_code()
-    assert read - documented == set(), "add rows to the table of docs/operations.md"
+    assert read - documented == set(), "add rows to the table of docs/operate/deploy.md"
     assert documented - read == set(), "nothing reads these"
 
 

@@ -18,7 +18,7 @@ from kvasir.kernels.backend import CPU, Backend
 from kvasir.relay.directory import checked_url
 from kvasir.slicing.budget import WORKER_OVERHEAD_BYTES
 
-LONGEST_REGION = 40  # docs/market.md
+LONGEST_REGION = 40  # docs/reference/market.md
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""A worker's questions to the market of a site: register, heartbeat, demand, volunteer (docs/market.md).
+"""A worker's questions to the market of a site: register, heartbeat, demand, volunteer (docs/reference/market.md).
 
 `agent` asks. Every call ends within a deadline. What may succeed later is a MarketAwayError, what will not a
 MarketRefusedError; an answer that is not what the document says counts as away. Tokens are never logged or shown.
@@ -156,7 +156,7 @@ class MarketClient:
         try:
             return read(answer)
         except (LookupError, TypeError, ValueError, KvasirError) as error:
-            words = f"{self._base} answers what is not in docs/market.md: {type(error).__name__}: {error}"
+            words = f"{self._base} answers what is not in docs/reference/market.md: {type(error).__name__}: {error}"
             raise MarketAwayError(words) from error
 
 

@@ -2,7 +2,7 @@
 
 `obtain` returns a file in which every expert has the SHA-256 that the site's manifest gives, however often the way
 there was cut. What has come is kept over restarts; a slice that stays broken or changes is an error that says so. The
-rules are in docs/slices.md.
+rules are in docs/reference/slices.md.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class SliceOffer:
 
     @classmethod
     def at(cls, site_url: str, fingerprint: str, ranges: Iterable[ExpertRange]) -> SliceOffer:
-        """These experts at the routes that every site has (docs/slices.md)."""
+        """These experts at the routes that every site has (docs/reference/slices.md)."""
         merged = merge_ranges(ranges)
         experts = ",".join(f"{item.layer}:{item.start}-{item.stop}" for item in merged)
         base, tail = site_url.rstrip("/"), f"{fingerprint}?experts={experts}"

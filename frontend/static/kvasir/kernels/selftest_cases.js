@@ -1,5 +1,5 @@
 /**
- * The cases of KX1's self-test and their frozen digests: docs/kx1.md, "Self-test and fingerprint".
+ * The cases of KX1's self-test and their frozen digests: docs/reference/kx1.md, "Self-test and fingerprint".
  *
  * Called by `selftest.js`. A difference is a fault of the build or the device, never a reason to edit this file. Twin
  * of kvasir/kernels/selftest_digests.py.

@@ -70,7 +70,7 @@ export const FaultCode = Object.freeze({
 /** The answer to a hello that is not accepted. @typedef {{kind: 3, code: number, message: string}} Refuse */
 
 /**
- * What a worker needs to answer with a row of integers for each row, not an output a pair (docs/kx1.md, step 7).
+ * Weights and exponents: a worker answers with one row of sums for each row (docs/reference/kx1.md, step 7).
  * @typedef {object} SumOrder
  * @property {Float32Array} weights [nPairs] what each output is multiplied by
  * @property {Int32Array} exponents [nRows] the unit of each row's integers is 2^exponent

@@ -1,6 +1,6 @@
 /**
  * The fixed header that opens every frame: layout, limits, checksum. Twin of kvasir/wire/header.py; the byte tables are
- * in docs/wire.md. It knows nothing of sockets and never looks into a payload.
+ * in docs/reference/wire.md. It knows nothing of sockets and never looks into a payload.
  */
 
 import { crc32 } from "./checksum.js";

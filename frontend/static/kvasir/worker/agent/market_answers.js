@@ -1,5 +1,5 @@
 /**
- * What the market answers, read strictly (docs/market.md): what is missing or of another kind throws a TypeError or a
+ * Reads the market's answers strictly (docs/reference/market.md): a missing or wrong field throws a TypeError or a
  * RangeError. market_client.js uses it; nothing here asks anybody.
  */
 

@@ -1,5 +1,5 @@
 /**
- * A worker's questions to the market of its site: register, heartbeat, demand, volunteer, rewards (docs/market.md).
+ * A worker's requests to the market: register, heartbeat, demand, volunteer, rewards (docs/reference/market.md).
  * Twin of kvasir/worker/agent/market_client.py. The agent asks. Every call ends within a deadline. What may succeed later is
  * a MarketAwayError, what will not a MarketRefusedError; an answer that is not what the document says counts as away.
  * Tokens and keys are never logged or shown.
@@ -27,7 +27,7 @@ export const QUARANTINE_RETRY_S = 600;
 const AWAY = new Set([408, 409, 425, 429]);
 
 /**
- * What a worker says of itself. `facts`: what docs/market.md calls optional, by its names there.
+ * What a worker says of itself. `facts`: what docs/reference/market.md calls optional, by its names there.
  * @typedef {object} Heartbeat
  * @property {string} nodeId
  * @property {SiteModel} model
@@ -118,7 +118,7 @@ export class MarketClient {
     }
 
     /**
-     * What this node earned (docs/rewards.md), as the site writes it.
+     * What this node earned (docs/reference/rewards.md), as the site writes it.
      * @param {number} [limit] items of the page
      * @returns {Promise<Record<string, unknown>>}
      */
@@ -171,7 +171,9 @@ export class MarketClient {
         try {
             return read(record(answer));
         } catch (error) {
-            throw new MarketAwayError(`${this.#base} answers what is not in docs/market.md: ${messageOf(error)}`);
+            throw new MarketAwayError(
+                `${this.#base} answers what is not in docs/reference/market.md: ${messageOf(error)}`,
+            );
         }
     }
 }

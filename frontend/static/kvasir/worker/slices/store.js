@@ -1,6 +1,6 @@
 /**
  * A tab's slices: fetched, verified, kept and evicted. Twin of kvasir/worker/slices/store.py; the rules are in
- * docs/slices.md. `agent/fetch.js` asks for one at a time. `obtain` gives a slice in which every expert has the SHA-256
+ * docs/reference/slices.md. `agent/fetch.js` asks for one at a time. `obtain` gives one whose experts have the SHA-256
  * of the site's manifest, however often the way there was cut; what has come is kept over reloads.
  */
 
