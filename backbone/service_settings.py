@@ -15,7 +15,7 @@ from backbone.stream.keys import QUEUE
 
 @dataclass(frozen=True, slots=True)
 class ServiceSettings:
-    """All from the environment (docs/operations.md). Times are in seconds."""
+    """All from the environment (docs/operate/deploy.md). Times are in seconds."""
 
     model: Path
     model_name: str  # what clients call it

@@ -15,7 +15,7 @@ RUN_DIR = ENVIRONMENT[v.RUN_DIR].absolute()  # files that runs leave behind
 
 DEBUG = ENVIRONMENT[v.DEBUG]
 # Without a secret in the environment each start makes its own: sessions then end with the process, which is right for
-# a trial on one machine and wrong for a site, so docs/operations.md asks for one.
+# a trial on one machine and wrong for a site, so docs/operate/deploy.md asks for one.
 SECRET_KEY = ENVIRONMENT[v.SECRET_KEY] or secrets.token_urlsafe(48)
 ALLOWED_HOSTS = [*ENVIRONMENT[v.ALLOWED_HOSTS]]
 
@@ -76,7 +76,7 @@ SESSION_COOKIE_SAMESITE = CSRF_COOKIE_SAMESITE = LANGUAGE_COOKIE_SAMESITE = "Lax
 LANGUAGE_CODE = "en"
 LANGUAGES = [("en", "English"), ("id", "Bahasa Indonesia")]
 
-# The relay's address as backbones see it, and its name in the directory (docs/relay.md). Without REDIS_URL there is no
+# The relay's address as backbones see it, and its name in the directory (docs/reference/relay.md). Without REDIS_URL there is no
 # directory: one relay, whose address the backbone is told.
 RELAY_URL = ENVIRONMENT[v.RELAY_URL]
 # The address that workers are told, where they reach the relay by another name than backbones do.
@@ -84,13 +84,13 @@ WORKER_RELAY_URL = ENVIRONMENT[v.WORKER_RELAY_URL]
 RELAY_ID = ENVIRONMENT[v.RELAY_ID]
 REDIS_URL = ENVIRONMENT[v.REDIS_URL]
 
-# The dashboard's feed (docs/dashboard.md): sockets that may watch in each web process. Where processes share a layer,
-# one of them makes the snapshots of all.
+# The dashboard's feed (docs/operate/dashboard.md): sockets that may watch in each web process. Where processes share
+# a layer, one of them makes the snapshots of all.
 CHANNEL_LAYERS = channel_layers(REDIS_URL)
 LIVE_IS_SHARED = bool(REDIS_URL)
 KVASIR_LIVE_SOCKETS = ENVIRONMENT[v.LIVE_SOCKETS]
 
-# Celery carries only ids and small JSON; a task is the life of one request (docs/architecture.md).
+# Celery carries only ids and small JSON; a task is the life of one request (docs/develop/architecture.md).
 CELERY_BROKER_URL = REDIS_URL or "redis://127.0.0.1:6379/0"
 CELERY_TASK_SERIALIZER = "json"
 CELERY_ACCEPT_CONTENT = ["json"]
@@ -106,7 +106,7 @@ CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 KVASIR_QUEUE_LIMIT = ENVIRONMENT[v.QUEUE_LIMIT]
 KVASIR_QUEUE_WAIT_S = 120.0
 
-# The REST API (docs/api.md). Rates are requests a minute, bursts how many of them may come at once.
+# The REST API (docs/use/api.md). Rates are requests a minute, bursts how many of them may come at once.
 KVASIR_BODY_LIMIT = ENVIRONMENT[v.BODY_LIMIT]
 KVASIR_REQUEST_DEADLINE_S = ENVIRONMENT[v.REQUEST_DEADLINE_S]
 KVASIR_KEY_RATE = ENVIRONMENT[v.KEY_RATE]
@@ -125,10 +125,10 @@ KVASIR_PLAYGROUND_RATE = ENVIRONMENT[v.PLAYGROUND_RATE]
 DEMO_MODEL = v.DEMO_MODEL
 KVASIR_SERVICE = service_settings(ENVIRONMENT)  # what a backbone process serves
 
-# Slices over HTTP (docs/slices.md): what one node and all together may download at once, what one may take a second
+# Slices over HTTP (docs/reference/slices.md): what one node and all together may download at once, what one may take a second
 # (0: no limit), and where else the model's file can be had in byte ranges.
 KVASIR_SLICE_DOWNLOADS = ENVIRONMENT[v.SLICE_DOWNLOADS]
 KVASIR_SLICE_DOWNLOADS_ALL = 64
 KVASIR_SLICE_BYTES_PER_S = ENVIRONMENT[v.SLICE_BYTES_PER_S]
 KVASIR_ORIGIN_URL = ENVIRONMENT[v.ORIGIN_URL]
-KVASIR_MARKET = market_settings(ENVIRONMENT)  # docs/market.md
+KVASIR_MARKET = market_settings(ENVIRONMENT)  # docs/reference/market.md

@@ -1,6 +1,6 @@
 """The market's tables in Django's admin: to look at, for staff. Digests of secrets are never shown.
 
-Nothing is changed here: what changes money or trust has its own way (docs/rewards.md, docs/trust.md), and the
+Nothing is changed here: docs/reference/rewards.md and docs/reference/trust.md say how money and trust change, and the
 operator's page takes nodes back and releases them.
 """
 

@@ -1,4 +1,4 @@
-"""The market's routes and nothing else; `kvasir_site.urls` mounts them at /api/. They are described in docs/market.md.
+"""The market's routes and nothing else; `kvasir_site.urls` mounts them at /api/ (docs/reference/market.md).
 
 Who asks was checked by `market.nodes.node_auth`; a view calls `market.nodes.identity` or
 `market.coverage.participation` and hands on.

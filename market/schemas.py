@@ -1,4 +1,4 @@
-"""Bodies of the market's requests, with the fields as publicly documented. What they mean is docs/market.md.
+"""Bodies of the market's requests, with the fields as publicly documented. What they mean is docs/reference/market.md.
 
 Read by ninja. Fields that are not named here are ignored: clients may say more of themselves than this site asks.
 """

@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/performance.md from the figures that lie beside them.
+"""Draws the pictures of docs/develop/performance.md from the figures that lie beside them.
 
 `python -m benchmarks.charts.draw_curves [--check]`. Each docs/figures/NAME.json is one JSON line of a benchmark; where
 `curves` knows its picture it is written as NAME.svg. With --check nothing is written, and the exit code is 1 when a

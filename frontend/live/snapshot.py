@@ -1,4 +1,4 @@
-"""The dashboard's snapshot: what was read of the swarm as one JSON object (docs/dashboard.md), whole every time.
+"""The dashboard's snapshot: what was read of the swarm, whole, as one JSON object (docs/operate/dashboard.md).
 
 `live.feed` asks for it. Building changes nothing. Nodes are shown by their public ids, never by name or address.
 """

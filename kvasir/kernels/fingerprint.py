@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 
 KX1_NAME = "kx1"
-KX1_VERSION = 1  # of docs/kx1.md; frozen
+KX1_VERSION = 1  # of docs/reference/kx1.md; frozen
 FLOAT_NAME = "float"
 FLOAT_VERSION = 1
 

@@ -1,6 +1,6 @@
 """KX1 step 1 in numpy: rows of f32 to blocks of small integers, and the packed form in which they travel.
 
-Called by `oracle`; written from docs/kx1.md alone, so that it can check the C code. Integers only: no value is
+Called by `oracle`; written from docs/reference/kx1.md alone, to check the C code. Integers only: no value is
 ever handled as a floating-point number, and nothing here reads weights.
 """
 

@@ -1,6 +1,6 @@
 """KX1 steps 3 to 6 in numpy: block values, output rounding, silu(g) * u, and a whole expert.
 
-Called by `oracle` and by the tests that check the C code. Integers only, derived from docs/kx1.md; f32 values
+Called by `oracle` and by the tests that check the C code. Integers only, derived from docs/reference/kx1.md; f32 values
 are handled as their bit patterns throughout.
 """
 

@@ -1,7 +1,7 @@
 """KX1 step 2 in numpy: GGUF weight bytes of Q4_K, Q5_K, Q6_K and Q8_0 as integers.
 
 Called by `oracle_steps` (a few matrix rows at a time) and at load (the scales of a whole matrix). Written from
-docs/kx1.md; it never dequantises: codes, sub-scales and fixed-point scales stay apart as integers.
+docs/reference/kx1.md; it never dequantises: codes, sub-scales and fixed-point scales stay apart as integers.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _scale_bits(quant_type: GGMLQuantizationType, blocks: Bytes) -> npt.NDArray[
 
 
 def weight_exponent(matrix: WeightMatrix, rows_at_once: int = 1024) -> int:
-    """`ew`: the largest exponent of the matrix's scales, 0..29, counted as docs/kx1.md does.
+    """`ew`: the largest exponent of the matrix's scales, 0..29, counted as docs/reference/kx1.md does.
 
     Raises KernelError, naming row and block, when a scale is infinite or NaN.
     """

@@ -1,7 +1,7 @@
 """Inputs that every build of a kernel can make for itself: words from a counter, and weights and rows from words.
 
 Called by `selftest` and by the script that makes the golden vectors. Integers only and no files, so that C,
-JavaScript and WGSL make the same bytes; docs/kx1.md ("Inputs without files") specifies all of it.
+JavaScript and WGSL make the same bytes; docs/reference/kx1.md ("Inputs without files") specifies all of it.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def plain_rows(n: int, cols: int, seed: int) -> FloatRows:
 
 
 def adversarial_rows(cols: int, seed: int) -> FloatRows:
-    """Rows [17, cols] at the edges of the format: docs/kx1.md lists them in this order."""
+    """Rows [17, cols] at the edges of the format: docs/reference/kx1.md lists them in this order."""
     at = np.arange(cols, dtype=np.uint32)
     drawn = words(seed, cols)
     sign, mantissa = drawn & 0x80000000, drawn & 0x7FFFFF

@@ -1,4 +1,4 @@
-"""Sums of weighted outputs as integers (docs/kx1.md, step 7): what a worker answers where a backbone asks for sums.
+"""Sums of weighted outputs as integers (docs/reference/kx1.md, step 7), for a backbone that asks for sums.
 
 Called by the worker, the dispatcher and the audits. In C where the library is built, else in numpy with the same bits.
 Integer sums associate, so a row's total does not depend on which worker summed which of its pairs.

@@ -1,7 +1,7 @@
 """Step 7 of KX1 in numpy: sums of weighted outputs as integers, and their packed form.
 
 Called by `sums` where the C library is not built, and by the tests that check the C code. Integers only, written
-from docs/kx1.md alone; f32 values are handled as their bit patterns.
+from docs/reference/kx1.md alone; f32 values are handled as their bit patterns.
 """
 
 from __future__ import annotations

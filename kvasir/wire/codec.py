@@ -2,7 +2,7 @@
 
 Edges and workers, over TCP or WebSocket, all use it. Any bytes either decode or raise WireError; nothing larger than
 the limits is ever allocated; tensors are views over the received bytes, but for sums, which travel packed.
-docs/wire.md has the byte tables.
+docs/reference/wire.md has the byte tables.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SumOrder:
-    """What a worker needs to answer with a row of integers for each row, not an output a pair (docs/kx1.md, step 7)."""
+    """Weights and exponents: a worker answers with one row of sums for each row (docs/reference/kx1.md, step 7)."""
 
     weights: Weights  # [n_pairs] what each output is multiplied by
     exponents: Exponents  # [n_rows] the unit of each row's integers is 2^exponent

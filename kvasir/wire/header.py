@@ -1,6 +1,6 @@
 """The fixed header that opens every frame: its layout, its limits and its checksum.
 
-`wire.codec` packs and checks headers with this; golden files and docs/wire.md describe the same bytes. It knows nothing
+`wire.codec` packs and checks headers with this, as docs/reference/wire.md and golden files have them. It knows nothing
 of sockets and never looks into a payload.
 """
 

@@ -23,7 +23,7 @@ from kvasir.worker.serving.config import ClientLimits, KernelChoice, RelayAccess
 
 KERNELS = ("auto", "kx1", "float")
 LEAST_INFLIGHT_MB = 16  # one request and its answer, each of the largest frame
-LONGEST_REGION = 40  # docs/market.md
+LONGEST_REGION = 40  # docs/reference/market.md
 
 EXAMPLE = """\
 examples:

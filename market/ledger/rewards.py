@@ -1,4 +1,4 @@
-"""From receipts to money, pure: what a receipt is worth, and the events of a batch. docs/rewards.md has the formulas.
+"""From receipts to money, pure: what a receipt is worth, and a batch's events (docs/reference/rewards.md).
 
     rate of an expert    = the newest quote for the node that holds it, given no later than the work; else the base
     rate of a receipt    = mean over the experts of its range

@@ -1,6 +1,4 @@
-"""GET /api/rewards, its entries and the leaderboard: who asks, and which page. `market.api` mounts it; docs/rewards.md
-describes it.
-"""
+"""GET /api/rewards, its entries and the leaderboard (docs/reference/rewards.md). `market.api` mounts it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What an owner is told about its rewards: days of work with their pay, what was not paid and why, nodes and evidence.
 
-Called by `market.ledger.rewards_api`; reads SQL and changes nothing. Answers are plain JSON values (docs/rewards.md).
+Called by `market.ledger.rewards_api`; reads SQL, changes nothing. Answers are JSON values (docs/reference/rewards.md).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-// A site that serves one slice by fetch, as docs/slices.md says, and breaks it as a test asks.
+// A site that serves one slice by fetch, as docs/reference/slices.md says, and breaks it as a test asks.
 
 /** What `fetch` does while a test runs. Every request is kept in `asked`. */
 export class ScriptedSite {

@@ -59,7 +59,7 @@ def kernel(request: pytest.FixtureRequest, device: GpuDevice, cpu: KX1Kernel) ->
 
 
 def activations_of(packed: npt.NDArray[np.uint8]) -> U32:
-    """What docs/kx1.md's packed rows are as activations."""
+    """What docs/reference/kx1.md's packed rows are as activations."""
     quantised = unpack(packed)
     n_rows, n_blocks = quantised.codes.shape[:2]
     multipliers = quantised.multipliers.astype(np.int64)

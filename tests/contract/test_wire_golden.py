@@ -1,4 +1,4 @@
-"""The codec against golden frames that were written without it, and against the tables of docs/wire.md."""
+"""The codec against golden frames that were written without it, and against the tables of docs/reference/wire.md."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from tests.golden.make_wire import FRAMES, GOLDEN, described
 
 Entry = dict[str, Any]
 ENTRIES: list[Entry] = json.loads(FRAMES.read_text())
-PAGE = (Path(__file__).parents[2] / "docs" / "wire.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "wire.md").read_text()
 
 
 def mixed(count: int) -> npt.NDArray[np.uint32]:
@@ -171,7 +171,7 @@ def test_every_kind_and_the_sizes_that_break_codecs_are_golden() -> None:
 
 
 def table(title: str, number: int = 0) -> list[list[str]]:
-    """Rows of a table below a heading of docs/wire.md, header row included."""
+    """Rows of a table below a heading of docs/reference/wire.md, header row included."""
     section = PAGE.split(f" {title}\n", 1)[1]
     section = re.split(r"\n#+ ", section, maxsplit=1)[0]
     tables = re.findall(r"(?:^\|.*\n)+", section, re.MULTILINE)

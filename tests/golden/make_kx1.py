@@ -1,6 +1,6 @@
 """Makes the golden vectors of KX1 in tests/golden/kx1/ with the numpy oracle.
 
-Run by hand as `python -m tests.golden.make_kx1` when a new version of docs/kx1.md adds vectors; no test runs it.
+Run by hand as `python -m tests.golden.make_kx1` when a version of docs/reference/kx1.md adds vectors; no test runs it.
 It never changes what a frozen version says: the files of a version stay as they were first committed.
 """
 

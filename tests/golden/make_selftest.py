@@ -1,7 +1,7 @@
 """Writes kvasir/kernels/selftest_digests.py: KX1's digests by the numpy oracle, the float kernel's by its numpy twin.
 
 Run by hand as `python -m tests.golden.make_selftest` when a kernel gets a new version or a new case; no test runs it.
-KX1's digests are frozen with version 1 of docs/kx1.md and must come out as they were.
+KX1's digests are frozen with version 1 of docs/reference/kx1.md and must come out as they were.
 """
 
 from __future__ import annotations

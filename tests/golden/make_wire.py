@@ -1,4 +1,4 @@
-"""Writes tests/golden/wire/frames.json: golden frames, built from the tables of docs/wire.md with `struct` alone.
+"""Writes tests/golden/wire/frames.json: golden frames, from the tables of docs/reference/wire.md with `struct` alone.
 
 Run `python -m tests.golden.make_wire` when the wire gets a new version. It imports nothing of kvasir, so that
 the codec is checked against the page and not against itself.

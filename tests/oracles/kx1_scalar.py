@@ -1,4 +1,4 @@
-"""KX1 one value at a time in Python's own integers: slow, and as close to the words of docs/kx1.md as can be.
+"""KX1 one value at a time in Python's own integers: slow, and as close to the words of docs/reference/kx1.md as can be.
 
 Called by the tests of the numpy oracle. It shares no code with `kvasir`, so that a misreading would have to be
 made twice.

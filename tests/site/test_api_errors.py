@@ -281,5 +281,5 @@ def test_every_code_is_in_the_documentation() -> None:
         for code in re.findall(r'(?:ApiError|Failed)?\(\s*[45]\d\d,\s*"([a-z_]+)"', source.read_text())
     }
     assert {"backbone_lost", "queue_full", "wrong_scope", "deadline_exceeded"} <= codes
-    text = (root / "docs/api.md").read_text()
+    text = (root / "docs/use/api.md").read_text()
     assert sorted(code for code in codes if f"`{code}`" not in text) == []

@@ -1,4 +1,4 @@
-"""docs/market.md against the code: every route, field, error code, reason and setting is there, with its default."""
+"""docs/reference/market.md against the code: every route, field, code, reason and setting, with its default."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from market.schemas import CoverageBody, RegisterBody, RevokeBody, VolunteerBody
 from market.settings import MarketSettings, Registration
 
 ROOT = Path(__file__).parents[2]
-DOCUMENT = (ROOT / "docs" / "market.md").read_text()
+DOCUMENT = (ROOT / "docs" / "reference" / "market.md").read_text()
 
 
 def codes_in_the_code() -> set[str]:
@@ -27,7 +27,7 @@ def codes_in_the_code() -> set[str]:
     found = set()
     for path in (ROOT / "market").rglob("*.py"):
         if path.stem.startswith("rewards") or path.stem == "pages":
-            continue  # docs/rewards.md has those
+            continue  # docs/reference/rewards.md has those
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "MarketError":
                 code = node.args[1]
@@ -46,7 +46,7 @@ def test_routes() -> None:
     paths = {f"{method} /api{path}" for _, router in api._routers for path, view in router.path_operations.items()
              for operation in view.operations for method in operation.methods}  # fmt: skip
     assert paths
-    written = DOCUMENT + (ROOT / "docs" / "rewards.md").read_text()
+    written = DOCUMENT + (ROOT / "docs" / "reference" / "rewards.md").read_text()
     assert {path for path in paths if path not in written} == set()
 
 

@@ -1,4 +1,4 @@
-"""docs/operations.md and deploy/ against the code: every variable, command and path in them exists."""
+"""docs/operate/deploy.md and deploy/ against the code: every variable, command and path in them exists."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import yaml
 from kvasir_site.variables import REMOVED, VARIABLES
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "operations.md"
+PAGE = ROOT / "docs" / "operate" / "deploy.md"
 UNITS = sorted((ROOT / "deploy" / "systemd").glob("*.service"))
 COMMANDS = {path.stem for path in ROOT.glob("*/management/commands/*.py")}
 NAME = re.compile(r"(KVASIR_[A-Z0-9_]+|DATABASE_URL|REDIS_URL)")
@@ -29,7 +29,7 @@ def table() -> dict[str, str]:
 
 def test_the_table_has_every_variable_and_no_other() -> None:
     documented, declared = set(table()), {variable.name for variable in VARIABLES}
-    assert declared - documented == set(), "add rows to the table of docs/operations.md"
+    assert declared - documented == set(), "add rows to the table of docs/operate/deploy.md"
     assert documented - declared == set(), "nothing reads these"
 
 

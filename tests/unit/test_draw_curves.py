@@ -162,8 +162,8 @@ def test_every_legend_fits_its_picture() -> None:
 
 
 def test_the_page_shows_every_picture() -> None:
-    page = (FIGURES.parent / "performance.md").read_text(encoding="utf-8")
-    shown = set(re.findall(r"!\[[^\]]+\]\(figures/(\w+\.svg)\)", page))
+    page = (FIGURES.parent / "develop" / "performance.md").read_text(encoding="utf-8")
+    shown = set(re.findall(r"!\[[^\]]+\]\(../figures/(\w+\.svg)\)", page))
     assert shown == {path.name for path in pictures(FIGURES)}
 
 

@@ -1,4 +1,4 @@
-"""The self-test and its inputs: made as docs/kx1.md says, the same on every build, and able to catch a bad one."""
+"""The self-test and its inputs: made as docs/reference/kx1.md says, equal on every build, able to catch a bad one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from kvasir.kernels.selftest_inputs import (
     words,
 )
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "kx1.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "kx1.md"
 
 
 def word(seed: int, i: int) -> int:
@@ -40,7 +40,7 @@ def word(seed: int, i: int) -> int:
 
 
 def documented_rows(cols: int, seed: int) -> list[list[int]]:
-    """The table of docs/kx1.md, word for word."""
+    """The table of docs/reference/kx1.md, word for word."""
     rows: list[list[int]] = [[] for _ in range(17)]
     for i in range(cols):
         v = word(seed, i)

@@ -220,7 +220,7 @@ class ChatReply(StrictModel):
 
 
 class ErrorFacts(StrictModel):
-    """What went wrong. Codes are listed in docs/api.md."""
+    """What went wrong. Codes are listed in docs/use/api.md."""
 
     message: str
     type: str

@@ -1,7 +1,7 @@
 """One submitted MoE layer: its rows and pairs, and how answers become the layer's result.
 
 `dispatch.dispatcher` makes one for each call. Outputs come back one a pair, or as sums: integers of weighted outputs,
-one row for each row, which are added up (docs/kx1.md, step 7). What a batch is asked, what shape its answer has and
+a row for each row, to be added up (docs/reference/kx1.md, step 7). What a batch is asked, what shape its answer has and
 where it goes differ between the two; who computes what does not.
 """
 

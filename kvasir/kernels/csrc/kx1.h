@@ -1,4 +1,4 @@
-/* KX1: one expert, the same bits on every device. Integers only; see docs/kx1.md for the specification.
+/* KX1: one expert, the same bits on every device. Integers only; see docs/reference/kx1.md for the specification.
  *
  * Everything here computes on one thread, allocates nothing and uses less than 96 KB of stack. experts.c spreads the
  * work over the pool.

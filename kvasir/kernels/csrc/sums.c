@@ -1,4 +1,4 @@
-/* See sums.h and docs/kx1.md.
+/* See sums.h and docs/reference/kx1.md.
  *
  * A pair's integer is the product of two f32 values times 2^-E, rounded half away from zero and cut to 2^26. In double
  * precision that is exact: the product has 48 significant bits, scaling by a power of two changes none, and one half is

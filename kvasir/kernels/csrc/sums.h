@@ -1,4 +1,4 @@
-/* Sums of weighted outputs as integers, and their packed form: docs/kx1.md, "Step 7". Integer sums associate, so who
+/* Sums of weighted outputs as integers, packed: docs/reference/kx1.md, "Step 7". Integer sums associate, so who
  * computed which pair of a row cannot change a bit of the total. */
 #ifndef KV_SUMS_H
 #define KV_SUMS_H

@@ -1,4 +1,4 @@
-// 64-bit integers and the steps of docs/kx1.md that need them: the scales of step 2 and the rounding of step 4.
+// 64-bit integers, for the scales of step 2 and the rounding of step 4 of docs/reference/kx1.md.
 // Written once for scalars and vectors: Ints and Uints are width_1.wgsl's or width_4.wgsl's. No float anywhere.
 
 struct Wide { low: Uints, high: Uints }

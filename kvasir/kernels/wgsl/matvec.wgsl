@@ -1,5 +1,5 @@
 // A matrix times WIDTH input rows of one expert, for few pairs: LANES invocations share a weight row and take every
-// LANES-th block each. Sums are exact, so their number changes no bit. Steps 3 and 4 of docs/kx1.md.
+// LANES-th block each. Sums are exact, so their number changes no bit. Steps 3 and 4 of docs/reference/kx1.md.
 
 const INVOCATIONS = 64u;
 

@@ -1,4 +1,4 @@
-// Step 1 of docs/kx1.md: rows of f32 bits, given by `row_value`, to activations. One workgroup a row; an invocation
+// Step 1 of docs/reference/kx1.md: f32 bits, given by `row_value`, to activations. One workgroup a row; an invocation
 // takes eight values at a time. After activations.wgsl and a file that has `row_value` (silu.wgsl).
 
 const UNIT = 8u; // values

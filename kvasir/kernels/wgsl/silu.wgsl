@@ -1,4 +1,4 @@
-// Step 5 of docs/kx1.md: silu(gate) * up on the bits of f32, in u32. quantise.wgsl follows and calls `row_value`.
+// Step 5 of docs/reference/kx1.md: silu(gate) * up on f32 bits, in u32. quantise.wgsl follows and calls `row_value`.
 
 fn silu_mul(gate: u32, up: u32) -> u32 {
   let gate_field = (gate >> 23u) & 255u;

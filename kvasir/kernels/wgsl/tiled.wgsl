@@ -1,6 +1,6 @@
 // A matrix times up to 32 input rows of one expert, for many pairs: a workgroup computes 32 weight rows times 32 pairs,
 // an invocation four of each. The codes of 64 weights at a time are shared through workgroup memory, unpacked once.
-// Steps 3 and 4 of docs/kx1.md.
+// Steps 3 and 4 of docs/reference/kx1.md.
 
 const INVOCATIONS = 64u;
 const TILE = 32u; // rows, and pairs

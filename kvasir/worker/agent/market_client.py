@@ -1,4 +1,4 @@
-"""A client of a site's market: register, rotate, heartbeat, demand, volunteer (docs/market.md).
+"""A client of a site's market: register, rotate, heartbeat, demand, volunteer (docs/reference/market.md).
 
 `agent` calls it. Every call ends within a deadline. A call that may succeed later raises MarketAwayError, one that will
 not raises MarketRefusedError; a malformed answer counts as away. Tokens are never logged or shown.
@@ -175,7 +175,9 @@ class MarketClient:
             return read(answer)
         except (LookupError, TypeError, ValueError, KvasirError) as error:
             reason = f"{type(error).__name__}: {error}"
-            raise MarketAwayError(f"{self._base}: the answer is not as docs/market.md says: {reason}") from error
+            raise MarketAwayError(
+                f"{self._base}: the answer is not as docs/reference/market.md says: {reason}"
+            ) from error
 
 
 async def _body(response: httpx.Response) -> bytes:

@@ -2,7 +2,7 @@
 
 `obtain` returns a file in which every expert has the SHA-256 that the site's manifest states, even if the connection
 was cut many times. Partial downloads are kept over restarts. A slice that stays broken or keeps changing is an error.
-The rules are in docs/slices.md.
+The rules are in docs/reference/slices.md.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class SliceOffer:
 
     @classmethod
     def at(cls, site_url: str, fingerprint: str, ranges: Iterable[ExpertRange]) -> SliceOffer:
-        """Use the routes that every site has (docs/slices.md)."""
+        """Use the routes that every site has (docs/reference/slices.md)."""
         merged = merge_ranges(ranges)
         experts = ",".join(f"{item.layer}:{item.start}-{item.stop}" for item in merged)
         base, tail = site_url.rstrip("/"), f"{fingerprint}?experts={experts}"

@@ -2,7 +2,7 @@
  * What an expert kernel is: one interface, two backends (`gpu/kernel.js`, `wasm/kernel.js`), and `kernel_choice.js`
  * in front of both.
  *
- * Types alone, for the checker: nothing here runs. Every kernel gives the bits of docs/kx1.md, so that it makes no
+ * Types alone, for the checker: nothing here runs. Every kernel gives the bits of docs/reference/kx1.md, so it makes no
  * difference which of them computed a row.
  */
 

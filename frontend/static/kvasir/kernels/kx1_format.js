@@ -1,5 +1,5 @@
 /**
- * The sizes of KX1's bytes, and what a kernel refuses before it computes: docs/kx1.md, "What goes in".
+ * The sizes of KX1's bytes, and what a kernel refuses before it computes: docs/reference/kx1.md, "What goes in".
  *
  * Called by both kernels, so that they refuse the same with the same words. Pure functions; nothing is kept.
  */

@@ -1,5 +1,5 @@
 /**
- * Inputs that every implementation of KX1 can make for itself: docs/kx1.md, "Inputs without files".
+ * Inputs that every implementation of KX1 can make for itself: docs/reference/kx1.md, "Inputs without files".
  *
  * Called by the self-test, by quick measurements and by the tests. Rows are the bits of f32 values. Twin of
  * kvasir/kernels/selftest_inputs.py.
@@ -125,7 +125,7 @@ function plain(v) {
 }
 
 /**
- * The 17 rows of docs/kx1.md, each from (word, place in the row, columns).
+ * The 17 rows of docs/reference/kx1.md, each from (word, place in the row, columns).
  *
  * @type {((v: number, i: number, cols: number) => number)[]}
  */

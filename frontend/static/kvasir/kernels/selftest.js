@@ -1,5 +1,5 @@
 /**
- * The self-test of KX1 kernels: fixed inputs, frozen digests of what must come out (docs/kx1.md).
+ * The self-test of KX1 kernels: fixed inputs, frozen digests of what must come out (docs/reference/kx1.md).
  *
  * Called before a kernel is used, and again once the engine has compiled it better: it goes through the kernel's own
  * interface, and finds faulty builds, drivers and devices. It proves nothing about later work. Twin of

@@ -1,5 +1,5 @@
 /**
- * Step 7 of KX1 (docs/kx1.md): sums of weighted outputs as integers, and their packed form. Twin of
+ * Step 7 of KX1 (docs/reference/kx1.md): sums of weighted outputs as integers, and their packed form. Twin of
  * kvasir/kernels/sums.py. The compute queue sums where a backbone asks for it; the wire packs and unpacks.
  *
  * A pair's integer is the product of two f32 values times 2^-exponent, rounded half away from zero and cut to 2^26. In

@@ -69,7 +69,7 @@ export const FaultCode = Object.freeze({
 /** The answer to a hello that is not accepted. @typedef {{kind: 3, code: number, message: string}} Refuse */
 
 /**
- * What a worker needs to answer with one row of integers for each row, instead of an output for each pair (docs/kx1.md,
+ * What a worker needs to answer with one row of integers for each row, instead of an output for each pair (docs/reference/kx1.md,
  * step 7).
  * @typedef {object} SumOrder
  * @property {Float32Array} weights [nPairs] factor of each output

@@ -1,6 +1,6 @@
 /**
  * The fixed header of every frame: layout, limits, checksum, and the checks of both ends. The byte tables are in
- * docs/wire.md. Nothing here touches sockets or looks into a payload.
+ * docs/reference/wire.md. Nothing here touches sockets or looks into a payload.
  */
 
 import { WireError, WireVersionError } from "../errors.js";

@@ -1,4 +1,4 @@
-// The snapshot that /live tells, as types. docs/dashboard.md describes it, frontend/live/snapshot.py makes it.
+// The snapshot that /live tells, as types. docs/operate/dashboard.md describes it, frontend/live/snapshot.py makes it.
 // Nothing here runs.
 
 /**

@@ -171,7 +171,7 @@ async function* chunksOf(body) {
 export class ApiFailure extends Error {
     /**
      * @param {number} status  0: it came within a stream
-     * @param {string} code  as in docs/api.md
+     * @param {string} code  as in docs/use/api.md
      * @param {string} message
      * @param {number} [retryAfterS]
      */

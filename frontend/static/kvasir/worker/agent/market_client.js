@@ -1,5 +1,5 @@
 /**
- * Client of a site's market API: register, heartbeat, demand, volunteer, rewards (docs/market.md). The agent calls it.
+ * Client of a site's market API: register, heartbeat, demand, volunteer, rewards (docs/reference/market.md). The agent calls it.
  * Every call has a deadline. It throws MarketAwayError if the call may succeed later, also for an answer that does not
  * match the document, and MarketRefusedError if it will not. Tokens and keys are never logged or shown.
  */
@@ -21,7 +21,7 @@ export const QUARANTINE_RETRY_S = 600;
 const AWAY = new Set([408, 409, 425, 429]);
 
 /**
- * A worker's heartbeat. `facts`: the optional fields of docs/market.md, by their names there.
+ * A worker's heartbeat. `facts`: the optional fields of docs/reference/market.md, by their names there.
  * @typedef {object} Heartbeat
  * @property {string} nodeId
  * @property {SiteModel} model
@@ -111,7 +111,7 @@ export class MarketClient {
     }
 
     /**
-     * Return this node's rewards as the site sends them (docs/rewards.md).
+     * Return this node's rewards as the site sends them (docs/reference/rewards.md).
      * @param {number} [limit] items of the page
      * @returns {Promise<Record<string, unknown>>}
      */
@@ -165,7 +165,7 @@ export class MarketClient {
             return read(record(answer));
         } catch (error) {
             throw new MarketAwayError(
-                `${this.#base} sent an answer that does not match docs/market.md: ${messageOf(error)}`,
+                `${this.#base} sent an answer that does not match docs/reference/market.md: ${messageOf(error)}`,
             );
         }
     }

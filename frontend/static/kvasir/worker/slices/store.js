@@ -1,5 +1,5 @@
 /**
- * A tab's slices: fetched, verified, kept and evicted by the rules of docs/slices.md. `agent/fetch.js` requests one at
+ * A tab's slices: fetched, verified, kept and evicted by the rules of docs/reference/slices.md. `agent/fetch.js` requests one at
  * a time. `obtain` returns a slice in which every expert has the SHA-256 of the site's manifest. Partial downloads
  * survive reloads and are resumed.
  */
