@@ -62,7 +62,7 @@ class RelayService:
             await self._try("leaving the directory", lambda: self._directory.withdraw(self.relay_id))
         await self._until(lambda: self.hub.n_owed == 0, DRAIN_DEADLINE_S)
         self.hub.close_all(reason)
-        await self._until(lambda: not self.hub.stations, DRAIN_DEADLINE_S)
+        await self._until(lambda: not self.hub.sessions, DRAIN_DEADLINE_S)
         await self._write_usage()
         self._sql.close()
 
@@ -79,12 +79,12 @@ class RelayService:
             await asyncio.sleep(REFRESH_EVERY_S)
 
     async def _end_tokens(self) -> None:
-        in_use = {station.token_id for station in self.hub.stations}
+        in_use = {session.token_id for session in self.hub.sessions}
         reasons = await self._sql.call(tokens.ended, in_use) if in_use else {}
-        for station in self.hub.stations:
-            reason = reasons.get(station.token_id)
-            if reason is not None and not station.is_closing:
-                self.hub.dismiss(station, Refuse(RefuseCode.TOKEN, clipped(f"token {station.token_id}: {reason}")))
+        for session in self.hub.sessions:
+            reason = reasons.get(session.token_id)
+            if reason is not None and session.is_open:
+                self.hub.dismiss(session, Refuse(RefuseCode.TOKEN, clipped(f"token {session.token_id}: {reason}")))
 
     async def _write_usage(self) -> None:
         records = self._usage.take()

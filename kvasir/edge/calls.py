@@ -10,10 +10,10 @@ import asyncio
 
 import numpy as np
 
-from kvasir.edge.handshake import checked_welcome
 from kvasir.edge.inflight import MAX_LATE, Answer, Inflight, InflightBudget, Pending
 from kvasir.edge.link import EdgeLink
-from kvasir.errors import EdgeError, EdgeTimeout, WireError, WorkerFault
+from kvasir.edge.states import EdgeState
+from kvasir.errors import EdgeError, EdgeTimeout, HandshakeRefused, WireError, WorkerFault
 from kvasir.experts import ExpertRange, FloatRows
 from kvasir.kernels.api import EncodedRows, Pairs, RowFormat
 from kvasir.kernels.sums import RowSums
@@ -26,6 +26,7 @@ from kvasir.wire.frames import (
     Pause,
     Ping,
     Pong,
+    Refuse,
     ReplyType,
     Result,
     SumOrder,
@@ -47,8 +48,8 @@ class Edge:
         self._budget = InflightBudget(PROTOCOL_LIMITS.max_inflight_bytes)
         self._welcomed: asyncio.Future[Welcome] = self._loop.create_future()
         self._paused_until = 0.0
-        self._goaway = ""
-        self._failure = ""
+        self.state = EdgeState.HANDSHAKE
+        self._reason = ""  # why the worker goes away, later why the edge was closed
         self._gone = asyncio.Event()
         self.closed: asyncio.Future[str] = self._loop.create_future()
 
@@ -74,7 +75,7 @@ class Edge:
     @property
     def is_available(self) -> bool:
         """Whether new dispatches are welcome: open, not paused, not about to stop."""
-        return not self._failure and not self._goaway and self._loop.time() >= self._paused_until
+        return self.state is EdgeState.OPEN and self._loop.time() >= self._paused_until
 
     @property
     def bytes_sent(self) -> int:
@@ -171,13 +172,14 @@ class Edge:
     def frame_received(self, frame: Frame) -> None:
         """Handle one frame from the worker; one that breaks the rules closes the edge."""
         try:
-            if self._welcomed.done():
-                self._handle(frame)
-            else:
+            if self.state is EdgeState.HANDSHAKE:
                 welcome = checked_welcome(frame, self._hello, self._address)
                 most = min(self._hello.limits.max_inflight_bytes, welcome.limits.max_inflight_bytes)
                 self._budget = InflightBudget(most)
+                self._enter(EdgeState.OPEN)
                 self._welcomed.set_result(welcome)
+            else:
+                self._handle(frame)
         except EdgeError as error:
             self._fail(error)
 
@@ -190,7 +192,8 @@ class Edge:
 
     def link_closed(self, reason: str) -> None:
         """Fail what is in flight; nothing can come any more."""
-        self._fail(EdgeError(f"worker {self._address}: {self._goaway or reason}"))
+        self._fail(EdgeError(f"worker {self._address}: {self._reason or reason}"))
+        self._enter(EdgeState.CLOSED)
         self._gone.set()
 
     def _handle(self, frame: Frame) -> None:
@@ -204,7 +207,9 @@ class Edge:
             case Pause(milliseconds):
                 self._paused_until = self._loop.time() + milliseconds / 1000
             case Goaway(reason):
-                self._goaway = reason or "the worker stops"
+                if self.state is EdgeState.OPEN:
+                    self._enter(EdgeState.GOING_AWAY)
+                self._reason = reason or "the worker stops"
             case Ping(number):
                 self._link.send(Pong(number), self.welcome.limits)
             case Pong():
@@ -268,10 +273,10 @@ class Edge:
         return self._inflight.add(dispatch, cost)
 
     def _check_open(self) -> None:
-        if self._failure:
-            raise EdgeError(self._failure)
+        if self.state in (EdgeState.CLOSING, EdgeState.CLOSED):
+            raise EdgeError(self._reason)
         if not self.is_available:
-            raise EdgeError(f"worker {self._address} takes no dispatches now: {self._goaway or 'it asked for a pause'}")
+            raise EdgeError(f"worker {self._address} takes no dispatches now: {self._reason or 'it asked for a pause'}")
 
     def _abandon(self, sent: list[Pending]) -> None:
         """Stop waiting for answers; those that still come are dropped."""
@@ -282,13 +287,42 @@ class Edge:
 
     def _fail(self, error: EdgeError) -> None:
         """Close the edge for good: everybody who waits gets the error now."""
-        if self._failure:
+        if self.state in (EdgeState.CLOSING, EdgeState.CLOSED):
             return
-        self._failure = str(error)
-        self._link.close(self._failure)
-        if not self._welcomed.done():
+        was_welcome = self.state is not EdgeState.HANDSHAKE
+        self._enter(EdgeState.CLOSING)
+        self._reason = str(error)
+        self._link.close(self._reason)
+        if not was_welcome:
             self._welcomed.set_exception(error)
             self._welcomed.exception()  # connect may have given up before: then nobody else looks
-        self._inflight.fail_all(self._failure)
-        self._budget.fail_all(self._failure)
-        self.closed.set_result(self._failure)
+        self._inflight.fail_all(self._reason)
+        self._budget.fail_all(self._reason)
+        self.closed.set_result(self._reason)
+
+    def _enter(self, state: EdgeState) -> None:
+        self.state = self.state.to(state, f"edge to worker {self._address}")
+
+
+def checked_welcome(frame: Frame, hello: Hello, address: str) -> Welcome:
+    """Return the worker's Welcome to `hello`, whose fingerprints both sides compare.
+
+    Raises HandshakeRefused when the worker refused or has another model or kernel than the hello names, EdgeError when
+    it ended the edge or sent another frame.
+    """
+    match frame:
+        case Welcome():
+            _check_same("model fingerprint", hello.model_fingerprint, frame.model_fingerprint, address)
+            _check_same("kernel fingerprint", hello.kernel_fingerprint, frame.kernel_fingerprint, address)
+            return frame
+        case Refuse(code, message):
+            raise HandshakeRefused(f"worker {address} refused ({code.name}): {message}")
+        case Fault(_, code, message):
+            raise EdgeError(f"worker {address} ended the edge ({code.name}): {message}")
+        case _:
+            raise EdgeError(f"worker {address} sent {type(frame).__name__} where Welcome is due")
+
+
+def _check_same(name: str, ours: str, theirs: str, address: str) -> None:
+    if ours != theirs:
+        raise HandshakeRefused(f"worker {address}: {name} is {theirs}, this backbone has {ours}")

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Protocol, cast
 
+from kvasir.edge.states import LinkState
 from kvasir.errors import EdgeError, WireError
 from kvasir.wire.codec import FrameDecoder, encode
 from kvasir.wire.frames import Frame
@@ -21,6 +22,7 @@ from kvasir.wire.header import MAX_PAYLOAD_BYTES, Buffer, Limits
 JOINED_BYTES = 64 * 1024  # frames up to this size are sent as one piece
 PIECE_BYTES = 256 * 1024  # what the transport may hold at most, whatever a frame's size
 LINGER_S = 1.0  # how long the other side may take to read the last bytes and close
+_DROPPED = memoryview(bytearray(4096))  # where bytes go that nobody reads
 
 
 class EdgeLink(Protocol):
@@ -65,9 +67,8 @@ class TcpLink(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self._outgoing: deque[Buffer] = deque()
         self._is_write_paused = False
-        self._discard: bytearray | None = None  # set once nothing more will be read
+        self._state = LinkState.CONNECTING
         self._close_reason = ""
-        self.is_gone = False
         self.is_reading_paused = False
         self.queued_bytes = 0
         self.bytes_sent = 0
@@ -79,7 +80,12 @@ class TcpLink(asyncio.BufferedProtocol):
     @property
     def is_closing(self) -> bool:
         """Whether the link is closed or about to be."""
-        return bool(self._close_reason) or self._transport is None
+        return self._state is not LinkState.OPEN
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the stream has ended."""
+        return self._state is LinkState.CLOSED
 
     def accept(self, limits: Limits) -> None:
         """Take frames within these limits from now on."""
@@ -102,15 +108,14 @@ class TcpLink(asyncio.BufferedProtocol):
         """Send what is queued, then close; after `linger_s` seconds in any case. Nothing more is read."""
         if self.is_closing:
             return
-        self._close_reason = reason
-        self._discard = bytearray(4096)
+        self._begin_close(reason)
         self.resume_reading()  # so that the other side's end of stream is seen
         self._loop.call_later(linger_s, self.abort, reason)
         self._pump()
 
     def abort(self, reason: str) -> None:
         """Close now; what is queued is lost."""
-        self._close_reason = self._close_reason or reason
+        self._begin_close(reason)
         if self._transport is not None:
             self._transport.abort()
 
@@ -138,18 +143,20 @@ class TcpLink(asyncio.BufferedProtocol):
         raw = self._transport.get_extra_info("socket")
         if raw is not None:
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if self._close_reason:  # given up before it was open
+        if self._state is LinkState.CLOSING:  # aborted before it was open
             self._transport.abort()
+        else:
+            self._enter(LinkState.OPEN)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Where the transport reads to; the size is ours, whatever `sizehint` says."""
         del sizehint
-        return memoryview(self._discard) if self._discard is not None else self._decoder.writable()
+        return self._decoder.writable() if self._is_reading else _DROPPED
 
     def buffer_updated(self, nbytes: int) -> None:
         self.last_received = self._loop.time()
         self.bytes_received += nbytes
-        if self._discard is not None:
+        if not self._is_reading:
             return
         frames = self._decoder.advance(nbytes)
         if not self._decoder.is_mid_frame:
@@ -157,10 +164,9 @@ class TcpLink(asyncio.BufferedProtocol):
         elif frames or self.frame_began is None:
             self.frame_began = self.last_received
         for frame in frames:
-            if self._discard is None:  # the owner may have closed after an earlier frame
+            if not self.is_closing:  # the owner may have closed after an earlier frame
                 self._owner.frame_received(frame)
-        if self._decoder.failure is not None and self._discard is None:
-            self._discard = bytearray(4096)
+        if self._decoder.failure is not None and not self.is_closing:
             self._owner.bytes_refused(self._decoder.failure)
 
     def pause_writing(self) -> None:
@@ -172,16 +178,30 @@ class TcpLink(asyncio.BufferedProtocol):
         self._owner.bytes_went_out()
 
     def eof_received(self) -> bool:
-        self._close_reason = self._close_reason or "the other side closed the edge"
+        self._begin_close("the other side closed the edge")
         return False
 
     def connection_lost(self, exc: BaseException | None) -> None:
+        self._begin_close(f"connection lost: {exc}" if exc else "connection lost")
+        self._enter(LinkState.CLOSED)
         self._transport = None
-        self.is_gone = True
         self._outgoing.clear()
         self.queued_bytes = 0
-        self._close_reason = self._close_reason or (f"connection lost: {exc}" if exc else "connection lost")
         self._owner.link_closed(self._close_reason)
+
+    @property
+    def _is_reading(self) -> bool:
+        return self._state is LinkState.OPEN and self._decoder.failure is None
+
+    def _begin_close(self, reason: str) -> None:
+        """Enter CLOSING for this reason, unless an earlier one has."""
+        if self._state in (LinkState.CONNECTING, LinkState.OPEN):
+            self._enter(LinkState.CLOSING)
+            self._close_reason = reason
+
+    def _enter(self, state: LinkState) -> None:
+        peer = self._transport.get_extra_info("peername") if self._transport is not None else None
+        self._state = self._state.to(state, f"TCP link to {peer}")
 
     def _pump(self) -> None:
         while self._outgoing and not self._is_write_paused and self._transport is not None:
@@ -190,7 +210,7 @@ class TcpLink(asyncio.BufferedProtocol):
             self.bytes_sent += len(piece)
             self.last_sent = self._loop.time()
             self._transport.write(piece)
-        if self._discard is not None and self._close_reason and not self._outgoing:
+        if self._state is LinkState.CLOSING and not self._outgoing:
             self._end_stream()
 
     def _end_stream(self) -> None:

@@ -9,8 +9,8 @@ import asyncio
 from typing import Self
 
 from kvasir.edge.calls import Edge
-from kvasir.edge.keepalive import KeepAlive, KeepAliveAction, keepalive_action
 from kvasir.edge.link import TcpLink
+from kvasir.edge.signs_of_life import KeepAlive, KeepAliveAction, keepalive_action
 from kvasir.errors import EdgeError, EdgeTimeout
 from kvasir.wire.frames import Hello, Ping
 from kvasir.wire.header import PROTOCOL_LIMITS
@@ -46,7 +46,7 @@ class TcpEdge(Edge):
             async with asyncio.timeout(deadline_s):
                 await edge._loop.create_connection(lambda: edge._link, host, port)
                 edge._link.send(hello, PROTOCOL_LIMITS)
-                await edge._welcomed
+                await asyncio.shield(edge._welcomed)  # `_fail` ends it, not the deadline
                 is_open = True
         except TimeoutError as error:
             raise EdgeTimeout(f"worker {edge._address}: no welcome within {deadline_s} s") from error

@@ -13,7 +13,8 @@ from dataclasses import replace
 from typing import Self
 
 from kvasir.edge.calls import Edge
-from kvasir.edge.keepalive import KeepAlive
+from kvasir.edge.signs_of_life import KeepAlive
+from kvasir.edge.states import EdgeState, SessionState
 from kvasir.errors import EdgeError
 from kvasir.relay.link import RelayLink
 from kvasir.relay.socket import RelaySocket
@@ -43,11 +44,11 @@ class RelayEdge(Edge):
     @property
     def is_available(self) -> bool:
         """Whether new dispatches are welcome: open, not paused, neither worker nor relay about to stop."""
-        return super().is_available and not self._socket.goaway
+        return super().is_available and self._socket.state is SessionState.JOINED
 
     def frame_received(self, frame: Frame) -> None:
         """Take the relay's word for whose edge this is, before the welcome; all else is the worker's."""
-        if isinstance(frame, Hello) and not self.node_id and not self._welcomed.done():
+        if isinstance(frame, Hello) and not self.node_id and self.state is EdgeState.HANDSHAKE:
             self.node_id = frame.name
         else:
             super().frame_received(frame)
@@ -55,8 +56,8 @@ class RelayEdge(Edge):
     def when_welcome(self, call: Callable[[RelayEdge], None]) -> None:
         """Call once the worker's welcome was found good."""
 
-        def look(welcomed: asyncio.Future[Welcome]) -> None:
-            if not welcomed.cancelled() and welcomed.exception() is None and not self.closed.done():
+        def look(_welcomed: asyncio.Future[Welcome]) -> None:
+            if self.state in (EdgeState.OPEN, EdgeState.GOING_AWAY):
                 call(self)
 
         self._welcomed.add_done_callback(look)

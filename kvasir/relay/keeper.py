@@ -11,8 +11,8 @@ import logging
 import random
 from collections.abc import Callable, Mapping
 
-from kvasir.edge.keepalive import KeepAlive
 from kvasir.edge.reconnect import failures_after, reconnect_delay_s
+from kvasir.edge.signs_of_life import KeepAlive
 from kvasir.errors import ConfigError, EdgeError
 from kvasir.relay.directory import REFRESH_EVERY_S, RelayDirectory
 from kvasir.relay.edge import RelayEdge, RelayEdges

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from kvasir.edge.link import LinkOwner
+from kvasir.edge.states import LinkState
 from kvasir.errors import EdgeError, WireError
 from kvasir.relay.records import RECORD_BYTES
 from kvasir.wire.codec import decode, encode
@@ -46,18 +47,15 @@ class RelayLink:
         self.is_reading_paused = False
         self._carrier = carrier
         self._clock = clock
+        self._state = LinkState.OPEN
         self._close_reason = ""
-        self._has_ended = False  # a frame that ends the edge has gone out
 
     @property
     def is_closing(self) -> bool:
         """Whether the edge is closed."""
-        return bool(self._close_reason)
+        return self._state is LinkState.CLOSED
 
-    @property
-    def is_gone(self) -> bool:
-        """The same: there is no stream of its own that could linger."""
-        return bool(self._close_reason)
+    is_gone = is_closing  # it has no stream of its own that could still be open
 
     def accept(self, limits: Limits) -> None:
         """From now on frames within `limits` are taken."""
@@ -68,15 +66,13 @@ class RelayLink:
 
         Raises EdgeError when the edge is closed, WireError when the frame is over the limits.
         """
-        if self._close_reason:
+        if self.is_closing:
             raise EdgeError(f"edge is closed: {self._close_reason}")
         self._post(frame, limits)
 
     def close(self, reason: str) -> None:
         """Tell the other side why, unless it has been told, and close."""
-        if self._close_reason:
-            return
-        if not self._has_ended:
+        if self._state is LinkState.OPEN:
             self._post(Fault(0, FaultCode.PROTOCOL, clipped(reason)), PROTOCOL_LIMITS)
         self._close(reason)
 
@@ -98,7 +94,7 @@ class RelayLink:
         """Hand one frame's bytes to the owner."""
         self.last_received = self._clock()
         self.bytes_received += RECORD_BYTES + len(data)
-        if self.owner is None or self._close_reason:
+        if self.owner is None or self.is_closing:
             return
         try:
             frame = decode(data, self.limits)
@@ -106,7 +102,6 @@ class RelayLink:
             self.owner.bytes_refused(error)
             return
         if isinstance(frame, Fault) and frame.request == 0:  # of the other side or of the relay
-            self._has_ended = True
             self._close(f"the edge ended ({frame.code.name}): {frame.message}")
         else:
             self.owner.frame_received(frame)
@@ -121,23 +116,26 @@ class RelayLink:
 
     def lost(self, reason: str) -> None:
         """The socket is gone, and the edge with it."""
-        self._has_ended = True
         self._close(reason)
 
     def _post(self, frame: Frame, limits: Limits) -> None:
         buffers = encode(frame, limits)
         n_bytes = RECORD_BYTES + sum(map(len, buffers))
         self.queued_bytes += n_bytes
-        self._has_ended = (
-            self._has_ended or isinstance(frame, Refuse) or (isinstance(frame, Fault) and not frame.request)
-        )
+        is_last = isinstance(frame, Refuse) or (isinstance(frame, Fault) and not frame.request)
+        if is_last and self._state is LinkState.OPEN:
+            self._enter(LinkState.CLOSING)
         self._carrier.post(self, buffers, n_bytes)
 
     def _close(self, reason: str) -> None:
-        if self._close_reason:
+        if self.is_closing:
             return
+        self._enter(LinkState.CLOSED)
         self._close_reason = reason
         self._carrier.forget(self)
         if self.owner is not None:
             # not at once: the owner may be in the middle of something
             asyncio.get_running_loop().call_soon(self.owner.link_closed, reason)
+
+    def _enter(self, state: LinkState) -> None:
+        self._state = self._state.to(state, f"link of edge {self.number}")

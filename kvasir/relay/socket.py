@@ -17,8 +17,8 @@ from typing import Self
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, WebSocketException
 
-from kvasir.edge.keepalive import KeepAlive, KeepAliveAction
-from kvasir.edge.signs_of_life import KEEP_ALIVE, LOOK_EVERY_S, SignsOfLife
+from kvasir.edge.signs_of_life import KEEP_ALIVE, LOOK_EVERY_S, KeepAlive, KeepAliveAction, SignsOfLife
+from kvasir.edge.states import SessionState
 from kvasir.errors import EdgeError, EdgeTimeout, HandshakeRefused, WireError
 from kvasir.relay.connection import RelayConnection
 from kvasir.relay.directory import checked_url
@@ -55,10 +55,9 @@ class RelaySocket:
         self._is_idle.set()
         self._tasks: list[asyncio.Task[None]] = []
         self._connection: RelayConnection | None = None
-        self._welcome: Welcome | None = None
-        self._answered: asyncio.Future[None] = self._loop.create_future()  # fails with what stood in the way
-        self._parting = ""  # why this side closes
-        self.goaway = ""
+        self._answered: asyncio.Future[Welcome] = self._loop.create_future()  # fails with what stood in the way
+        self._parting_reason = ""
+        self.state = SessionState.CONNECTING
         self.closed: asyncio.Future[str] = self._loop.create_future()
 
     @classmethod
@@ -100,19 +99,20 @@ class RelaySocket:
     @property
     def welcome(self) -> Welcome:
         """The relay's answer; its limits hold the credit of an edge. Raises EdgeError before it has come."""
-        if self._welcome is None:
+        if self.state is SessionState.CONNECTING:
             raise EdgeError(f"relay {self._url} has not answered yet")
-        return self._welcome
+        return self._answered.result()
 
     async def close(self, reason: str) -> None:
         """Send what is queued, close, and end every edge."""
-        self._parting = reason
-        connection = self._connection
-        if connection is not None and not self.closed.done():
+        if self.state in (SessionState.JOINED, SessionState.GOING_AWAY):
+            self._enter(SessionState.PARTING)
+            self._parting_reason = reason
+        if self.state is SessionState.PARTING:
             with suppress(TimeoutError, ConnectionClosed):
                 async with asyncio.timeout(CLOSE_DEADLINE_S):
                     await self._is_idle.wait()
-                    await connection.close(reason=reason[:100])
+                    await self._open_connection().close(reason=reason[:100])
         self._abort(reason)
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
@@ -143,12 +143,12 @@ class RelaySocket:
         opening = opening_message(self._hello)
         await connection.send_message([opening], len(opening))
         await self._answered
-        if self.closed.done():
+        if self.state is SessionState.CLOSED:
             raise EdgeError(f"relay {self._url} cannot be reached: {self.closed.result()}")
 
     def _received(self, message: Buffer) -> None:
         """Take one message; what it does wrong ends the socket."""
-        if self.closed.done():
+        if self.state is SessionState.CLOSED:
             return  # it came with what ended the socket
         try:
             self._take(message)
@@ -192,13 +192,14 @@ class RelaySocket:
         """What the relay itself says."""
         match frame:
             case Welcome():
-                self._welcome = frame
                 if not self._answered.done():
-                    self._answered.set_result(None)
+                    self._enter(SessionState.JOINED)
+                    self._answered.set_result(frame)
             case Refuse(code, message):
                 raise HandshakeRefused(f"relay {self._url} refused ({code.name}): {message}")
-            case Goaway(reason):
-                self.goaway = reason or "the relay stops"
+            case Goaway():
+                if self.state is SessionState.JOINED:
+                    self._enter(SessionState.GOING_AWAY)
             case Ping() | Pong():
                 pass
             case _:
@@ -259,15 +260,20 @@ class RelaySocket:
 
     def _abort(self, reason: str) -> None:
         """Close for good: every edge is lost now."""
-        if self.closed.done():
+        if self.state is SessionState.CLOSED:
             return
-        self.closed.set_result(self._parting or reason)
+        self._enter(SessionState.CLOSED)
+        reason = self._parting_reason or reason
+        self.closed.set_result(reason)
         self._is_idle.set()
         if self._connection is not None:
             self._connection.transport.abort()
         for link in tuple(self._links.values()):
-            link.lost(self._parting or reason)
+            link.lost(reason)
         current = asyncio.current_task()
         for task in self._tasks:
             if task is not current:
                 task.cancel()
+
+    def _enter(self, state: SessionState) -> None:
+        self.state = self.state.to(state, f"session at relay {self._url}")

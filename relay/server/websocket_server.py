@@ -20,8 +20,7 @@ from daphne.ws_protocol import WebSocketProtocol
 from twisted.internet import defer, reactor
 from twisted.internet.main import CONNECTION_DONE, CONNECTION_LOST
 
-from kvasir.edge.keepalive import KeepAliveAction
-from kvasir.edge.signs_of_life import LOOK_EVERY_S, SignsOfLife
+from kvasir.edge.signs_of_life import LOOK_EVERY_S, KeepAliveAction, SignsOfLife
 from kvasir.wire.header import Buffer
 from relay.server.frame_reader import FrameReader
 from relay.server.http_responses import BoundedResponses

@@ -17,9 +17,9 @@ from kvasir.relay.records import MAX_MESSAGE_BYTES, RELAY_EDGE, read_opening, re
 from kvasir.wire.frames import Hello, Refuse, RefuseCode, Role, clipped
 from kvasir.wire.header import Buffer
 from market.nodes.tokens import TokenHolder, TokenRefusedError, TokenScope
+from relay.sockets.bridge import Session
 from relay.sockets.hub import POLICY_VIOLATION, Hub
 from relay.sockets.outbox import Outbox
-from relay.sockets.station import Station
 
 HELLO_DEADLINE_S = 5.0
 MAX_STRANGERS = 256  # sockets that have not shown a token yet
@@ -62,14 +62,14 @@ class RelayApplication:
         await send({"type": "websocket.accept"})
         socket = _Socket(scope, receive, send)
         try:
-            station = await self._welcome(socket)
-            if station is not None:
-                await self._serve(station, socket)
+            session = await self._welcome(socket)
+            if session is not None:
+                await self._serve(session, socket)
         except SocketGoneError:
             log.debug("a socket closed before its hello")
 
-    async def _welcome(self, socket: _Socket) -> Station | None:
-        """The station of a socket whose opening is good; otherwise the socket is closed with the reason."""
+    async def _welcome(self, socket: _Socket) -> Session | None:
+        """The session of a socket whose opening is good; otherwise the socket is closed with the reason."""
         self._n_strangers += 1
         try:
             if self._n_strangers > MAX_STRANGERS:
@@ -93,43 +93,43 @@ class RelayApplication:
         await socket.refuse(refusal)
         return None
 
-    def _joining(self, socket: _Socket, hello: Hello, holder: TokenHolder) -> Station:
+    def _joining(self, socket: _Socket, hello: Hello, holder: TokenHolder) -> Session:
         outbox = Outbox(socket.send_bytes, asyncio.get_running_loop().time)
         who = f"{hello.role.name.lower()} {holder.name!r} ({holder.public_id})"
-        station = Station(hello, holder.public_id, who, outbox, socket.close)
-        refusal = self.hub.refusal(station)
+        session = Session(hello, holder.public_id, who, outbox, socket.close)
+        refusal = self.hub.refusal(session)
         if refusal is not None:
             raise _RefusedError(refusal.code, refusal.message)
         socket.accept_large_messages()
         name = f"kvasir-relay {__version__} {self.hub.relay_id}"
-        station.tell(RELAY_EDGE, relay_welcome(hello, name, self.hub.limits.credit_bytes))
-        return station
+        session.tell(RELAY_EDGE, relay_welcome(hello, name, self.hub.limits.credit_bytes))
+        return session
 
-    async def _serve(self, station: Station, socket: _Socket) -> None:
-        sender = asyncio.get_running_loop().create_task(station.outbox.run())
-        log.info("%s joined", station.name)
-        self.hub.join(station)
-        mood = "the relay stopped"
+    async def _serve(self, session: Session, socket: _Socket) -> None:
+        sender = asyncio.get_running_loop().create_task(session.outbox.run())
+        log.info("%s joined", session.name)
+        self.hub.join(session)
+        reason = "the relay stopped"
         try:
             while True:
-                await self._take(station, socket)
+                await self._take(session, socket)
         except SocketGoneError as error:
-            mood = station.close_reason or str(error)
+            reason = session.close_reason or str(error)
         finally:
-            self.hub.leave(station, mood)
+            self.hub.leave(session, reason)
             sender.cancel()
-            log.info("%s left: %s", station.name, mood)
-            if station.closing is not None:
-                await asyncio.gather(station.closing, return_exceptions=True)
+            log.info("%s left: %s", session.name, reason)
+            if session.closing is not None:
+                await asyncio.gather(session.closing, return_exceptions=True)
 
-    async def _take(self, station: Station, socket: _Socket) -> None:
-        """Take the next message; one that is not records is the station's last. Raises SocketGoneError."""
+    async def _take(self, session: Session, socket: _Socket) -> None:
+        """Take the next message; one that is not records is the session's last. Raises SocketGoneError."""
         try:
             message = await socket.receive_bytes()
-            if not station.is_closing:
-                await self.hub.route(station, message)
+            if session.is_open:
+                await self.hub.route(session, message)
         except WireError as error:
-            self.hub.dismiss(station, Refuse(RefuseCode.MALFORMED, clipped(str(error))))
+            self.hub.dismiss(session, Refuse(RefuseCode.MALFORMED, clipped(str(error))))
 
 
 class _Socket:

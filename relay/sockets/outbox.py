@@ -1,6 +1,6 @@
 """What waits to be sent over one socket, and the task that sends it.
 
-`station` owns one. Records are queued without waiting, so that a slow reader holds up nobody else; what has gathered
+Each session owns one. Records are queued without waiting, so that a slow reader holds up nobody else; what has gathered
 meanwhile leaves as one message. Edges' credit bounds the queue towards workers; towards a backbone, `room` lets
 workers wait.
 """

@@ -11,8 +11,8 @@ import pytest
 
 from kvasir.edge import calls as edge_module
 from kvasir.edge.inflight import LAST_NUMBER, Inflight
-from kvasir.edge.keepalive import KeepAlive, KeepAliveAction, keepalive_action
 from kvasir.edge.link import LINGER_S, PIECE_BYTES
+from kvasir.edge.signs_of_life import KeepAlive, KeepAliveAction, keepalive_action
 from kvasir.edge.tcp_edge import TcpEdge
 from kvasir.errors import EdgeError, EdgeTimeout, HandshakeRefused, WorkerFault
 from kvasir.experts import ExpertRange, FloatRows

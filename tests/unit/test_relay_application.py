@@ -211,7 +211,7 @@ def test_a_relay_that_is_full_says_so() -> None:
         node = Node(relay)
         assert (await node.refusal(opening_message(node.hello()))).code is RefuseCode.FULL
 
-    run(scenario, Relay(limits=HubLimits(max_stations=1)))
+    run(scenario, Relay(limits=HubLimits(max_sessions=1)))
 
 
 def test_so_many_strangers_may_wait_and_one_more_is_refused_at_once() -> None:
@@ -287,7 +287,7 @@ def test_a_stop_is_announced_nobody_new_is_let_in_and_all_are_closed() -> None:
         for node in (backbone, worker):
             assert await asyncio.wait_for(node.closed, 5) == (1012, "new version")
             await asyncio.wait_for(node.serving, 5)
-        assert not list(relay.hub.stations)
+        assert not list(relay.hub.sessions)
 
     run(scenario)
 
@@ -324,8 +324,8 @@ def test_a_slow_backbone_makes_its_workers_wait_and_a_slow_worker_nobody() -> No
             worker.send(as_record(edge, frame(Kind.RESULT, request, payload)))
         for _ in range(50):
             await asyncio.sleep(0)
-        [station] = [s for s in relay.hub.stations if s.hello.role is Role.BACKBONE]
-        assert station.outbox.queued_bytes < 5 * len(payload)
+        [session] = [s for s in relay.hub.sessions if s.hello.role is Role.BACKBONE]
+        assert session.outbox.queued_bytes < 5 * len(payload)
         assert worker._to_relay.qsize() >= 2
         backbone.gate.set()
         for _ in range(7):
