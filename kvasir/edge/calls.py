@@ -1,7 +1,7 @@
 """A backbone's edge to one worker over any link: dispatches out, results back, in any order.
 
-`edge` adds TCP to it, `relay.sockets.bridge` the relay. Every call ends by its deadline; a closed edge fails what is in
-flight at once. It does not decide where a row goes, and it does not compute anything itself.
+`tcp_edge` adds TCP to it, `kvasir.relay.edge` the relay. Every call ends by its deadline, and all calls in flight fail
+as soon as the edge is closed. It does not decide where a row goes, and it computes nothing.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from kvasir.wire.split import DispatchPart, split_dispatch
 
 
 class Edge:
-    """One edge to one worker; `address` names the worker in errors. Use it from the event loop that made it."""
+    """One edge to one worker, which errors name by `address`. Use it on the event loop that made it."""
 
     def __init__(self, hello: Hello, address: str) -> None:
         self._loop = asyncio.get_running_loop()
@@ -64,7 +64,7 @@ class Edge:
 
     @property
     def welcome(self) -> Welcome:
-        """What the worker said of itself."""
+        """The worker's answer to the hello."""
         return self._welcomed.result()
 
     @property
@@ -74,27 +74,27 @@ class Edge:
 
     @property
     def is_available(self) -> bool:
-        """Whether new dispatches are welcome: open, not paused, not about to stop."""
+        """Whether the edge takes dispatches now: it is open and the worker has not asked for a pause."""
         return self.state is EdgeState.OPEN and self._loop.time() >= self._paused_until
 
     @property
     def bytes_sent(self) -> int:
-        """All bytes that this side wrote, headers included."""
+        """Bytes written by this side, headers included."""
         return self._link.bytes_sent
 
     @property
     def bytes_received(self) -> int:
-        """All bytes that came from the worker, headers included."""
+        """Bytes received from the worker, headers included."""
         return self._link.bytes_received
 
     @property
     def n_late(self) -> int:
-        """Answers that came after their deadline and were dropped."""
+        """Answers that arrived after their deadline and were dropped."""
         return self._inflight.n_late
 
     @property
     def n_inflight(self) -> int:
-        """Frames that the worker has yet to answer."""
+        """Dispatches that the worker has not answered yet."""
         return len(self._inflight)
 
     async def dispatch(
@@ -147,7 +147,7 @@ class Edge:
     async def _call(
         self, layer: int, parts: list[DispatchPart], whole: Answer | None, reply: ReplyType, deadline_s: float
     ) -> Answer:
-        """Send parts and wait for all their answers; `whole` is where they are put together, unless there is one."""
+        """Send parts and wait for all answers, which are put together in `whole` unless there is only one part."""
         sent: list[Pending] = []
         try:
             async with asyncio.timeout(deadline_s):
@@ -155,7 +155,7 @@ class Edge:
                 for pending in sent:
                     await pending.answer
         except TimeoutError as error:
-            # an answer may have come in the very moment of the deadline
+            # the last answer may have arrived at the same moment as the deadline
             if len(sent) < len(parts) or not all(pending.is_answered for pending in sent):
                 raise EdgeTimeout(f"worker {self._address}, layer {layer}: no result within {deadline_s} s") from error
         finally:
@@ -167,10 +167,10 @@ class Edge:
         self._fail(EdgeError("closed by this side"))
         await self._gone.wait()
 
-    # What the link calls
+    # Called by the link
 
     def frame_received(self, frame: Frame) -> None:
-        """Handle one frame from the worker; one that breaks the rules closes the edge."""
+        """Handle one frame from the worker; close the edge over a frame that breaks the rules."""
         try:
             if self.state is EdgeState.HANDSHAKE:
                 welcome = checked_welcome(frame, self._hello, self._address)
@@ -184,14 +184,14 @@ class Edge:
             self._fail(error)
 
     def bytes_refused(self, error: WireError) -> None:
-        """Close the edge over bytes that are no frame."""
-        self._fail(EdgeError(f"worker {self._address} sent bytes that are no frame: {error}"))
+        """Close the edge over bytes that are not a frame."""
+        self._fail(EdgeError(f"worker {self._address} sent bytes that are not a frame: {error}"))
 
     def bytes_went_out(self) -> None:
-        """Nothing to do: the budget of bytes under way bounds the queue."""
+        """Do nothing: the budget of bytes under way bounds the queue."""
 
     def link_closed(self, reason: str) -> None:
-        """Fail what is in flight; nothing can come any more."""
+        """Fail what is in flight: nothing more will arrive."""
         self._fail(EdgeError(f"worker {self._address}: {self._reason or reason}"))
         self._enter(EdgeState.CLOSED)
         self._gone.set()
@@ -238,7 +238,7 @@ class Edge:
     async def _send_all(
         self, layer: int, parts: list[DispatchPart], whole: Answer | None, reply: ReplyType, sent: list[Pending]
     ) -> None:
-        """Send the parts as the budget allows, those together that it allows at once; `sent` grows with them."""
+        """Send the parts as the budget allows, and append each to `sent`. Those granted together are sent together."""
         costs = [part.cost(self.welcome.d_model) for part in parts]
         is_granted = False
         for i, (part, cost) in enumerate(zip(parts, costs, strict=True)):
@@ -279,14 +279,14 @@ class Edge:
             raise EdgeError(f"worker {self._address} takes no dispatches now: {self._reason or 'it asked for a pause'}")
 
     def _abandon(self, sent: list[Pending]) -> None:
-        """Stop waiting for answers; those that still come are dropped."""
+        """Stop waiting for answers; those that still arrive are dropped."""
         for pending in sent:
             pending.abandon()
         if not all(pending.is_answered for pending in sent) and self._inflight.n_abandoned > MAX_LATE:
             self._fail(EdgeError(f"worker {self._address} owes more than {MAX_LATE} answers that are late"))
 
     def _fail(self, error: EdgeError) -> None:
-        """Close the edge for good: everybody who waits gets the error now."""
+        """Close the edge; every caller that waits gets the error now."""
         if self.state in (EdgeState.CLOSING, EdgeState.CLOSED):
             return
         was_welcome = self.state is not EdgeState.HANDSHAKE
@@ -295,7 +295,7 @@ class Edge:
         self._link.close(self._reason)
         if not was_welcome:
             self._welcomed.set_exception(error)
-            self._welcomed.exception()  # connect may have given up before: then nobody else looks
+            self._welcomed.exception()  # retrieved, in case that `connect` has given up
         self._inflight.fail_all(self._reason)
         self._budget.fail_all(self._reason)
         self.closed.set_result(self._reason)

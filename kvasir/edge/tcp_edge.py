@@ -1,6 +1,6 @@
-"""The backbone's end of an edge over TCP: it dials the worker, shakes hands and minds the clock.
+"""The backbone's end of an edge over TCP: connects to the worker, shakes hands, keeps the edge alive.
 
-The engine's pool opens one per worker address. What an edge does once it is open is in `edge.calls`.
+The engine's pool opens one for each worker address. Everything else that an edge does is in `edge.calls`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kvasir.wire.header import PROTOCOL_LIMITS
 
 
 class TcpEdge(Edge):
-    """One open edge to one worker. Make it with `connect`; use it from the event loop that made it."""
+    """One edge to one worker over TCP. Make it with `connect`; use it on the event loop that made it."""
 
     def __init__(self, hello: Hello, address: str, keep_alive: KeepAlive) -> None:
         super().__init__(hello, address)
@@ -35,10 +35,10 @@ class TcpEdge(Edge):
     async def connect(
         cls, host: str, port: int, hello: Hello, *, deadline_s: float, keep_alive: KeepAlive | None = None
     ) -> Self:
-        """Open an edge and shake hands, all within `deadline_s` seconds.
+        """Connect and shake hands within `deadline_s` seconds.
 
-        Raises HandshakeRefused when the two sides must not work together, EdgeTimeout at the deadline, EdgeError when
-        there is no worker at the address or it does not speak this protocol.
+        Raises HandshakeRefused when the worker refuses or has another model or kernel, EdgeTimeout at the deadline,
+        EdgeError when there is no worker at the address or it does not speak this protocol.
         """
         edge = cls(hello, f"{host}:{port}", keep_alive or KeepAlive())
         is_open = False

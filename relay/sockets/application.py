@@ -1,7 +1,7 @@
-"""The relay's ASGI application: one coroutine a socket, from the first message to the last.
+"""The relay's ASGI application: one coroutine for each socket, from its first message to its last.
 
-Mounted at /relay beside Django. It accepts, judges the opening within a deadline, joins the hub and hands over
-messages; a plain coroutine, because a Channels consumer costs several times the CPU per message.
+Mounted at /relay beside Django. It checks the opening within a deadline, joins the session to the hub and hands over
+its messages. It is not a Channels consumer, which would take several times the CPU for each message.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from relay.sockets.hub import POLICY_VIOLATION, Hub
 from relay.sockets.outbox import Outbox
 
 HELLO_DEADLINE_S = 5.0
-MAX_STRANGERS = 256  # sockets that have not shown a token yet
+MAX_STRANGERS = 256  # sockets that have not shown a token
 SCOPES = {Role.BACKBONE: TokenScope.BACKBONE, Role.WORKER: TokenScope.WORKER}
 
 Message = MutableMapping[str, Any]
@@ -34,11 +34,11 @@ log = logging.getLogger(__name__)
 
 
 class SocketGoneError(Exception):
-    """The other side closed the socket, or the network did."""
+    """The socket is closed, by the other side or by a lost connection."""
 
 
 class _RefusedError(Exception):
-    """This socket is not welcome."""
+    """This socket is refused."""
 
     def __init__(self, code: RefuseCode, message: str) -> None:
         super().__init__(message)
@@ -46,7 +46,7 @@ class _RefusedError(Exception):
 
 
 class RelayApplication:
-    """Serves /relay. One per process; its hub lives as long."""
+    """Serves /relay. One for each process."""
 
     def __init__(self, hub: Hub, check_token: CheckToken, *, hello_deadline_s: float = HELLO_DEADLINE_S) -> None:
         self.hub = hub
@@ -69,7 +69,7 @@ class RelayApplication:
             log.debug("a socket closed before its hello")
 
     async def _welcome(self, socket: _Socket) -> Session | None:
-        """The session of a socket whose opening is good; otherwise the socket is closed with the reason."""
+        """Return the session of a socket whose opening is accepted; close any other socket with the reason."""
         self._n_strangers += 1
         try:
             if self._n_strangers > MAX_STRANGERS:
@@ -123,7 +123,7 @@ class RelayApplication:
                 await asyncio.gather(session.closing, return_exceptions=True)
 
     async def _take(self, session: Session, socket: _Socket) -> None:
-        """Take the next message; one that is not records is the session's last. Raises SocketGoneError."""
+        """Route the next message; close the session when it is malformed. Raises SocketGoneError."""
         try:
             message = await socket.receive_bytes()
             if session.is_open:
@@ -133,7 +133,7 @@ class RelayApplication:
 
 
 class _Socket:
-    """Messages of one accepted socket, without ASGI's envelopes."""
+    """The messages of one accepted socket, without ASGI's envelopes."""
 
     def __init__(self, scope: Message, receive: Receive, send: Send) -> None:
         self._receive = receive
@@ -141,7 +141,7 @@ class _Socket:
         self._controls = scope.get("extensions", {}).get("kvasir.socket", {})
 
     async def receive_bytes(self) -> Buffer:
-        """The next message. Raises SocketGoneError at the end; a text message is a WireError."""
+        """Return the next message. Raises SocketGoneError at the end, WireError for a text message."""
         message = await self._receive()
         if message["type"] == "websocket.disconnect":
             code, reason = message.get("code", 1006), message.get("reason") or ""
@@ -152,21 +152,21 @@ class _Socket:
         return data
 
     async def send_bytes(self, data: Buffer) -> None:
-        """Send one message; returns when the socket can take the next."""
+        """Send one message. Returns when the socket can take the next."""
         await self._send({"type": "websocket.send", "bytes": data})
 
     async def close(self, code: int, reason: str) -> None:
-        """Close with a reason that the other side can read."""
+        """Close with a code and a reason."""
         await self._send({"type": "websocket.close", "code": code, "reason": reason})
 
     async def refuse(self, refusal: Refuse) -> None:
-        """Say why, and close."""
+        """Send the refusal, and close."""
         log.info("refused (%s): %s", refusal.code.name, refusal.message)
         await self.send_bytes(record(RELAY_EDGE, refusal))
         await self.close(POLICY_VIOLATION, refusal.message)
 
     def accept_large_messages(self) -> None:
-        """Let the server take messages of full size from now on."""
+        """Have the server accept messages of full size from now on."""
         accept = self._controls.get("accept_messages_up_to")
         if accept is not None:
             accept(MAX_MESSAGE_BYTES)

@@ -19,44 +19,42 @@ from kvasir.edge.states import EdgeState, SessionState
 from kvasir.errors import WireError
 from kvasir.relay.records import record
 from kvasir.wire.frames import Frame, Hello
-from kvasir.wire.header import FLAG_SUMS, HEADER, HEADER_BYTES, MAGIC, VERSION, Buffer, Kind, sums_bytes
+from kvasir.wire.header import FLAG_SUMS, HEADER, HEADER_BYTES, MAGIC, VERSION, Buffer, Kind
+from kvasir.wire.split import ORDER_BYTES, PAIR_BYTES, answer_bytes
 from relay.sockets.outbox import Outbox
 
 CLOSE_LINGER_S = 2.0  # how long a socket's last records may take to leave
-VALUE_BYTES = 4  # an f16 answer may have to go as f32
-PAIR_BYTES = 8  # in a dispatch; not counted as under way, as over TCP
-ORDER_BYTES = 4  # of a pair's weight and of a row's exponent in a dispatch for sums; not counted either
-MAX_NOTICES = 64  # pauses and the like that a side may send beyond the answers that were given
+MAX_NOTICES = 64  # pauses and goodbyes that a side may send beyond the answers that were given
 
 _MAY_REACH_WORKER = frozenset({Kind.DISPATCH, Kind.GOAWAY, Kind.FAULT})
 _NOTICES = frozenset({Kind.PAUSE, Kind.GOAWAY})
 
 
 class EdgeBrokenError(WireError):
-    """One side broke the rules of the edge; the message says how. The edge must be closed."""
+    """One side broke the rules of the edge, which must be closed."""
 
 
 class Passage(Enum):
-    """What becomes of a frame that breaks no rule."""
+    """What the hub does with a frame that breaks no rule."""
 
     FORWARD = 0
-    BUSY = 1  # over the edge's credit: answered by the relay
+    BUSY = 1  # over the edge's credit: the relay answers it
     LAST = 2  # forwarded, and the edge ends with it
 
 
 class FrameFacts(NamedTuple):
-    """What the relay reads of a frame: a few fields of its header. A tuple, because each frame makes one."""
+    """The header fields that the relay reads. A tuple, because it is made for every frame."""
 
     kind: int
     request: int
     payload_bytes: int
-    asked_bytes: int  # of a dispatch: what counts as under way of itself, its rows
-    reply_bytes: int  # and the most that its answer may have
+    asked_bytes: int  # of a dispatch: its rows, which count as under way
+    reply_bytes: int  # of a dispatch: the most bytes of its answer
 
 
 @dataclass(slots=True)
 class Traffic:
-    """What an edge has carried; for its usage record."""
+    """The frames and bytes of one edge, for its usage record."""
 
     frames_to_worker: int = 0
     bytes_to_worker: int = 0
@@ -66,7 +64,7 @@ class Traffic:
 
 
 def read_facts(message: Buffer, start: int, stop: int) -> FrameFacts:
-    """The facts of the frame at `message[start:stop]`. Raises EdgeBrokenError when it cannot be one."""
+    """Return the facts of the frame at `message[start:stop]`. Raises EdgeBrokenError when it is not a frame."""
     if stop - start < HEADER_BYTES:
         raise EdgeBrokenError(f"frame of {stop - start} bytes, the header alone has {HEADER_BYTES}")
     magic, version, kind, _, flags, request, _, n_rows, n_pairs, d_model, payload_bytes, _ = HEADER.unpack_from(
@@ -80,12 +78,10 @@ def read_facts(message: Buffer, start: int, stop: int) -> FrameFacts:
         raise EdgeBrokenError(f"frame says {payload_bytes} payload bytes, it has {stop - start - HEADER_BYTES}")
     if kind != Kind.DISPATCH:
         return FrameFacts(kind, request, payload_bytes, 0, 0)
-    uncounted = n_pairs * PAIR_BYTES
-    if flags & FLAG_SUMS:
-        uncounted += ORDER_BYTES * (n_pairs + n_rows)
-        reply_bytes = sums_bytes(n_rows, d_model)
-    else:
-        reply_bytes = n_pairs * d_model * VALUE_BYTES
+    is_sums = bool(flags & FLAG_SUMS)
+    # as over TCP, only rows and answers count as under way
+    uncounted = n_pairs * PAIR_BYTES + (ORDER_BYTES * (n_pairs + n_rows) if is_sums else 0)
+    reply_bytes = answer_bytes(n_rows, n_pairs, d_model, is_sums=is_sums)
     return FrameFacts(kind, request, payload_bytes, max(payload_bytes - uncounted, 0), reply_bytes)
 
 
@@ -101,15 +97,15 @@ class EdgeLedger:
         self.number = number
         self.state = EdgeState.HANDSHAKE
         self._credit_bytes = credit_bytes
-        self._owed: dict[int, tuple[int, int]] = {}  # request: bytes of its rows, most bytes of its answer
+        self._owed: dict[int, tuple[int, int]] = {}  # bytes of rows and of the largest answer, by request
         self._used_bytes = 0
-        self._asked_bytes = 0  # of the requests alone
+        self._asked_bytes = 0  # the part of the requests
         self._notices_left = MAX_NOTICES
         self.traffic = Traffic()
 
     @property
     def n_owed(self) -> int:
-        """Requests that the worker has yet to answer."""
+        """Requests that the worker has not answered yet."""
         return len(self._owed)
 
     @property
@@ -118,7 +114,7 @@ class EdgeLedger:
         return self._used_bytes
 
     def from_backbone(self, facts: FrameFacts) -> Passage:
-        """Judge a frame on its way to the worker, and count it. Raises EdgeBrokenError."""
+        """Check and count a frame for the worker. Raises EdgeBrokenError."""
         if facts.kind not in _MAY_REACH_WORKER:
             raise EdgeBrokenError(f"the backbone sent {_shown(facts.kind)}, which an edge does not carry to a worker")
         passage = Passage.FORWARD
@@ -137,7 +133,7 @@ class EdgeLedger:
         return passage
 
     def from_worker(self, facts: FrameFacts) -> Passage:
-        """Judge a frame on its way to the backbone, and count it. Raises EdgeBrokenError."""
+        """Check and count a frame for the backbone. Raises EdgeBrokenError."""
         passage = Passage.FORWARD
         if facts.kind == Kind.RESULT or (facts.kind == Kind.FAULT and facts.request):
             self._settle(facts)
@@ -214,7 +210,7 @@ class Session:
         self.state = self.state.to(state, f"session of {self.name}")
 
     def tell(self, edge: int, frame: Frame) -> None:
-        """Queue a frame of the relay's own."""
+        """Queue a frame of the relay itself."""
         self.outbox.put(record(edge, frame))
 
     def close(self, code: int, reason: str) -> None:

@@ -30,11 +30,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class HubLimits:
-    """What one relay process takes on."""
+    """The limits of one relay process."""
 
     credit_bytes: int = CREDIT_BYTES
     max_sessions: int = 4096
-    write_deadline_s: float = 60.0  # for one message to leave
+    write_deadline_s: float = 60.0  # for one message to be sent
 
 
 class Hub:
@@ -54,7 +54,7 @@ class Hub:
 
     @property
     def sessions(self) -> Iterable[Session]:
-        """Everyone who has joined."""
+        """All sessions that have joined."""
         return tuple(self._sessions)
 
     @property
@@ -63,7 +63,7 @@ class Hub:
         return sum(bridge.ledger.n_owed for bridge in self._bridges.values())
 
     def refusal(self, session: Session) -> Refuse | None:
-        """Why this session cannot join, or None."""
+        """Return why this session cannot join, or None."""
         if self._stop_reason:
             return Refuse(RefuseCode.STOPPING, clipped(f"this relay is about to stop: {self._stop_reason}"))
         if len(self._sessions) >= self.limits.max_sessions:
@@ -73,7 +73,7 @@ class Hub:
         return None
 
     def join(self, session: Session) -> None:
-        """Open an edge to everyone who agrees with this session; workers that agree with nobody must leave."""
+        """Add a session, bridge it with all that agree with it, and dismiss the workers that agree with no backbone."""
         is_worker = session.hello.role is Role.WORKER
         others = self._of(Role.BACKBONE if is_worker else Role.WORKER)
         session.enter(SessionState.JOINED)
@@ -90,7 +90,7 @@ class Hub:
                 self.dismiss(worker, refusal)
 
     def leave(self, session: Session, reason: str) -> None:
-        """Forget a session whose socket is gone; its edges end now."""
+        """Remove a session whose socket is gone; its edges end now."""
         session.enter(SessionState.CLOSED)
         self._sessions.discard(session)
         for bridge in tuple(session.bridges.values()):
@@ -104,9 +104,9 @@ class Hub:
         session.close(POLICY_VIOLATION, refusal.message)
 
     async def route(self, session: Session, message: Buffer) -> None:
-        """Pass on the records of a message. Waits while a backbone that it is for reads too slowly.
+        """Forward the records of a message. Waits while a backbone that receives some of them reads too slowly.
 
-        Raises WireError when the message is not records; the socket must be closed then.
+        Raises WireError when the message is not records; the socket must then be closed.
         """
         from_backbone = session.hello.role is Role.BACKBONE
         waiting: set[Session] = set()
@@ -117,7 +117,7 @@ class Hub:
                 continue
             bridge = session.bridges.get(number)
             if bridge is None:
-                continue  # it ended while this record was on its way; the sender has been told
+                continue  # it ended while this record was under way, and the sender has been sent the reason
             try:
                 if from_backbone:
                     self._to_worker(bridge, message, start, stop)
@@ -131,7 +131,7 @@ class Hub:
             await other.outbox.room()
 
     def end_bridge(self, bridge: Bridge, mood: str, code: FaultCode, told: Session | None = None) -> None:
-        """End an edge and say why to both sides, except to the one that has been told; write the usage record."""
+        """End an edge, send both sides but `told` the reason, and report its usage."""
         if bridge.ledger.state is EdgeState.CLOSED:
             return
         bridge.ledger.enter(EdgeState.CLOSED)
@@ -155,7 +155,7 @@ class Hub:
         )
 
     def announce_stop(self, reason: str) -> None:
-        """Tell everyone that this relay will stop; nobody new is welcome from now on."""
+        """Announce to all sessions that this relay will stop, and refuse new ones from now on."""
         self._stop_reason = reason
         for session in self._sessions:
             if session.state is SessionState.JOINED:
@@ -183,7 +183,7 @@ class Hub:
         ledger = EdgeLedger(number, self.limits.credit_bytes)
         bridge = Bridge(backbone, worker, ledger, datetime.now(UTC), self._clock())
         self._bridges[number] = backbone.bridges[number] = worker.bridges[number] = bridge
-        # the worker gets the hello that it would get over TCP, but for the token and the edge's credit
+        # the same hello as over TCP, without the token and with the edge's credit
         limits = backbone.hello.limits
         limits = replace(limits, max_inflight_bytes=min(limits.max_inflight_bytes, self.limits.credit_bytes))
         worker.tell(bridge.number, replace(backbone.hello, token="", limits=limits))
@@ -210,7 +210,7 @@ class Hub:
     def _to_backbone(self, bridge: Bridge, message: Buffer, start: int, stop: int) -> None:
         facts = read_facts(message, start, stop)
         passage = bridge.ledger.from_worker(facts)
-        if facts.kind == Kind.WELCOME:  # a worker cannot say this of itself: HELLO from it breaks the edge
+        if facts.kind == Kind.WELCOME:  # name the worker to the backbone; its own HELLO would break the edge
             bridge.backbone.tell(bridge.number, replace(bridge.worker.hello, name=bridge.worker.token_id, token=""))
         bridge.backbone.outbox.put(_piece(message, start, stop))
         if passage is Passage.LAST:
@@ -218,7 +218,7 @@ class Hub:
 
     def _break(self, bridge: Bridge, breaker: Session, reason: str) -> None:
         self.end_bridge(bridge, reason, FaultCode.PROTOCOL)
-        if breaker is bridge.worker:  # a worker that lies serves nobody; a backbone keeps its other workers
+        if breaker is bridge.worker:  # it can serve nobody; a backbone keeps its other workers
             breaker.close(POLICY_VIOLATION, reason)
 
     def _hear(self, session: Session, data: Buffer) -> None:
@@ -233,13 +233,13 @@ class Hub:
 
 
 def _piece(message: Buffer, start: int, stop: int) -> Buffer:
-    """One record with its head, in memory of its own: a slow reader must not keep whole bundles alive."""
+    """Return one record with its head, copied out of a bundle: a slow reader must not keep the bundle in memory."""
     start -= RECORD_BYTES
     return message if stop - start == len(message) else bytes(message[start:stop])
 
 
 def disagreement(backbone: Hello, worker: Hello) -> Refuse | None:
-    """Why these two cannot work together, naming the part and what both have; None when they can."""
+    """Return why these two cannot work together, naming what each has, or None when they can."""
     if backbone.model_fingerprint != worker.model_fingerprint:
         return Refuse(
             RefuseCode.MODEL,
@@ -255,9 +255,9 @@ def disagreement(backbone: Hello, worker: Hello) -> Refuse | None:
 
 
 def worker_refusal(worker: Hello, backbones: Collection[Hello]) -> Refuse | None:
-    """Why this worker is of no use to any backbone that is here; None when it is, or when none is here yet.
+    """Return why this worker agrees with no backbone; None when it agrees with one, or when there is none yet.
 
-    The reason names the backbone that comes nearest: one with the same model before any other.
+    The reason names the backbone that is nearest to it: one with the same model before any other.
     """
     reasons = [disagreement(backbone, worker) for backbone in backbones]
     if not reasons or None in reasons:

@@ -1,7 +1,7 @@
-"""What edges carried: a record in the log and one in SQL for each edge that has ended.
+"""The usage of edges: one record in the log and one in SQL for each edge that has ended.
 
-The hub reports; records are written in batches by a thread, so that no frame waits for a database. They are kept for
-operators; rewards are reckoned elsewhere.
+The hub adds them; a thread writes them in batches, so that no frame waits for a database. They are for operators;
+rewards are computed from receipts.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from datetime import datetime
 
 from relay.sockets.bridge import Traffic
 
-MAX_WAITING = 10_000  # records that wait for the database; more than these are only in the log
+MAX_WAITING = 10_000  # records that wait for the database; further ones are only logged
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """One edge that has ended. The tokens are their public ids."""
+    """One edge that has ended. Tokens are given by their public ids."""
 
     relay_id: str
     edge: int
@@ -33,7 +33,7 @@ class Usage:
 
 
 class UsageBook:
-    """Records on their way to SQL."""
+    """The records that are not in SQL yet."""
 
     def __init__(self) -> None:
         self._waiting: list[Usage] = []
@@ -45,12 +45,12 @@ class UsageBook:
             self._waiting.append(usage)
 
     def take(self) -> list[Usage]:
-        """The records that wait; they wait no longer."""
+        """Remove and return the records that wait."""
         taken, self._waiting = self._waiting, []
         return taken
 
     def put_back(self, records: Sequence[Usage]) -> None:
-        """Keep records that could not be written for the next try."""
+        """Put back records that could not be written."""
         self._waiting = [*records, *self._waiting][:MAX_WAITING]
 
 

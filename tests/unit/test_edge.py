@@ -335,7 +335,7 @@ def test_bytes_that_are_no_frame_end_the_edge() -> None:
         spoilt = bytearray(join(encode(answer(asked(loop.sockets[0])[0]))))
         spoilt[-1] ^= 1
         loop.sockets[0].send_bytes(bytes(spoilt))
-        with pytest.raises(EdgeError, match=r"no frame.*checksum"):
+        with pytest.raises(EdgeError, match=r"not a frame.*checksum"):
             await call
 
     run(test)
