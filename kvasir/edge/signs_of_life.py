@@ -39,7 +39,7 @@ def keepalive_action(now: float, last_received: float, pinged: float, settings: 
 
 
 class SignsOfLife:
-    """When the other side of a WebSocket was last heard and last pinged.
+    """When the other side was last heard and last pinged.
 
     A send buffer that drains is a sign of life too: on a slow line a pong may wait behind megabytes.
     """

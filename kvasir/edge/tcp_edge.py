@@ -10,7 +10,7 @@ from typing import Self
 
 from kvasir.edge.calls import Edge
 from kvasir.edge.link import TcpLink
-from kvasir.edge.signs_of_life import KeepAlive, KeepAliveAction, keepalive_action
+from kvasir.edge.signs_of_life import KeepAlive, KeepAliveAction, SignsOfLife
 from kvasir.errors import EdgeError, EdgeTimeout
 from kvasir.wire.frames import Hello, Ping
 from kvasir.wire.header import PROTOCOL_LIMITS
@@ -23,7 +23,7 @@ class TcpEdge(Edge):
         super().__init__(hello, address)
         self._keep_alive = keep_alive
         self._tcp = TcpLink(self, hello.limits)
-        self._pinged = 0.0
+        self._signs = SignsOfLife(self._loop.time(), keep_alive)
         self._n_pings = 0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -65,12 +65,12 @@ class TcpEdge(Edge):
 
     def _look_at_clock(self) -> None:
         now = self._loop.time()
-        action = keepalive_action(now, self._link.last_received, self._pinged, self._keep_alive)
+        self._signs.heard = self._link.last_received
+        action = self._signs.look(now, n_unsent=0, is_listening=True)
         if action is KeepAliveAction.GIVE_UP:
-            silent = now - self._link.last_received
-            self._fail(EdgeError(f"worker {self._address} gave no sign of life for {silent:.1f} s"))
+            self._fail(EdgeError(f"worker {self._address} gave no sign of life for {self._signs.silent_s(now):.1f} s"))
             return
         if action is KeepAliveAction.PING:
-            self._pinged, self._n_pings = now, self._n_pings + 1
+            self._n_pings += 1
             self._link.send(Ping(self._n_pings), self.welcome.limits)
         self._timer = self._loop.call_later(self._keep_alive.interval_s / 2, self._look_at_clock)

@@ -183,20 +183,8 @@ class Header:
 
     def _pack_with(self, check: int) -> bytes:
         try:
-            return HEADER.pack(
-                MAGIC,
-                self.version,
-                self.kind,
-                self.wire_type,
-                self.flags,
-                self.request,
-                self.layer,
-                self.n_rows,
-                self.n_pairs,
-                self.d_model,
-                self.payload_bytes,
-                check,
-            )
+            first = self.version, self.kind, self.wire_type, self.flags, self.request, self.layer
+            return HEADER.pack(MAGIC, *first, self.n_rows, self.n_pairs, self.d_model, self.payload_bytes, check)
         except struct.error as error:
             raise WireError(f"{self.kind.name}: a header field does not fit its width: {error}") from error
 
@@ -240,17 +228,7 @@ def unpack_header(data: Buffer, limits: Limits) -> tuple[Header, int]:
         raise WireError(f"frame kind {kind} is unknown; {min(Kind)} to {max(Kind)} exist")
     if wire_type not in WireType._value2member_map_:
         raise WireError(f"value type {wire_type} is unknown; {min(WireType)} to {max(WireType)} exist")
-    header = Header(
-        Kind(kind),
-        WireType(wire_type),
-        flags,
-        request,
-        layer,
-        n_rows,
-        n_pairs,
-        d_model,
-        payload_bytes,
-        version,
-    )
+    counts = flags, request, layer, n_rows, n_pairs, d_model, payload_bytes
+    header = Header(Kind(kind), WireType(wire_type), *counts, version)
     header.check(limits)
     return header, check

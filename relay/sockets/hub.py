@@ -141,18 +141,10 @@ class Hub:
             if side is not told and side.state is not SessionState.CLOSED:
                 side.tell(bridge.number, Fault(0, code, clipped(mood)))
         log.info("edge %d ended: %s", bridge.number, mood)
-        self._on_usage(
-            Usage(
-                self.relay_id,
-                bridge.number,
-                bridge.backbone.token_id,
-                bridge.worker.token_id,
-                bridge.began,
-                self._clock() - bridge.began_s,
-                bridge.ledger.traffic,
-                clipped(mood),
-            )
-        )
+        tokens = bridge.backbone.token_id, bridge.worker.token_id
+        seconds = self._clock() - bridge.began_s
+        traffic = bridge.ledger.traffic
+        self._on_usage(Usage(self.relay_id, bridge.number, *tokens, bridge.began, seconds, traffic, clipped(mood)))
 
     def announce_stop(self, reason: str) -> None:
         """Announce to all sessions that this relay will stop, and refuse new ones from now on."""

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 
 from relay.sockets.bridge import Traffic
 
 MAX_WAITING = 10_000  # records that wait for the database; further ones are only logged
+MOOD_CHARACTERS = 200  # the room of its column
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """One edge that has ended. Tokens are given by their public ids."""
+    """One edge that has ended, with the columns of EdgeUsage. Tokens are given by their public ids."""
 
     relay_id: str
     edge: int
@@ -58,20 +59,5 @@ def write_usage(records: Sequence[Usage]) -> None:
     """Write records to SQL. Blocks."""
     from relay.models import EdgeUsage
 
-    EdgeUsage.objects.bulk_create(
-        EdgeUsage(
-            relay_id=usage.relay_id,
-            edge=usage.edge,
-            backbone_token=usage.backbone_token,
-            worker_token=usage.worker_token,
-            began=usage.began,
-            seconds=usage.seconds,
-            frames_to_worker=usage.traffic.frames_to_worker,
-            bytes_to_worker=usage.traffic.bytes_to_worker,
-            frames_to_backbone=usage.traffic.frames_to_backbone,
-            bytes_to_backbone=usage.traffic.bytes_to_backbone,
-            n_refused_busy=usage.traffic.n_refused_busy,
-            mood=usage.mood[:200],
-        )
-        for usage in records
-    )
+    rows = [asdict(usage) | {"mood": usage.mood[:MOOD_CHARACTERS]} for usage in records]
+    EdgeUsage.objects.bulk_create(EdgeUsage(**row.pop("traffic"), **row) for row in rows)
