@@ -1,6 +1,6 @@
 /**
  * When a relay counts as gone: pure, over moments that the caller reads from its clock. Twin of
- * kvasir/edge/signs_of_life.py.
+ * kvasir/edge/signs_of_life.py and kvasir/edge/keepalive.py.
  * The socket looks at one of these once a second. Any message is a sign of life, and so is a buffer that drains: a pong
  * may have to wait behind megabytes on a slow line.
  */

@@ -1,5 +1,5 @@
 /**
- * CRC-32 (that of zlib and PNG), sixteen bytes a step: about 2 GB/s. Twin of `crc32` in kvasir/wire/header.py.
+ * CRC-32 (that of zlib and PNG), sixteen bytes a step: about 2 GB/s. Twin of kvasir/wire/checksum.py.
  * The wire's header uses it for every frame; it is no protection against a forger.
  */
 
