@@ -1,8 +1,8 @@
 """The wire's codec: frames to bytes and back, without I/O.
 
 Both ends of an edge use it, over TCP and through a relay. Any bytes either decode or raise WireError; nothing larger
-than the limits is allocated; tensors are views over the received bytes, except sums, which travel packed. docs/wire.md
-has the byte tables.
+than the limits is allocated; tensors are views over the received bytes, except sums, which travel packed.
+docs/reference/wire.md has the byte tables.
 """
 
 from __future__ import annotations

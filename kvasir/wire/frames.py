@@ -102,7 +102,7 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SumOrder:
-    """Asks for one row of integers for each row instead of one output for each pair (docs/kx1.md, step 7)."""
+    """Asks for one row of integers for each row instead of one output for each pair (docs/reference/kx1.md, step 7)."""
 
     weights: Weights  # [n_pairs] the factor of each output
     exponents: Exponents  # [n_rows] the unit of each row's integers is 2^exponent

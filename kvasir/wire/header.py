@@ -1,7 +1,7 @@
 """The fixed header that opens every frame: its layout, its limits and its checksum.
 
-`wire.codec` packs and checks headers with it; docs/wire.md and the golden files describe the same bytes. It does no I/O
-and reads no payload.
+`wire.codec` packs and checks headers with it; docs/reference/wire.md and the golden files describe the same bytes. It
+does no I/O and reads no payload.
 """
 
 from __future__ import annotations

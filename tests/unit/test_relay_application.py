@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -269,7 +270,9 @@ def test_a_side_that_ends_an_edge_is_not_told_again() -> None:
     run(scenario)
 
 
-def test_a_stop_is_announced_nobody_new_is_let_in_and_all_are_closed() -> None:
+def test_a_stop_is_announced_nobody_new_is_let_in_and_all_are_closed(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "kvasir.edge.states")
+
     async def scenario(relay: Relay) -> None:
         backbone, worker, edge = await pair(relay)
         backbone.send(as_record(edge, frame(Kind.DISPATCH, 1, b"rows", reply_bytes=8)))
@@ -290,6 +293,10 @@ def test_a_stop_is_announced_nobody_new_is_let_in_and_all_are_closed() -> None:
         assert not list(relay.hub.sessions)
 
     run(scenario)
+    logged = [record.getMessage().split(": ") for record in caplog.records if record.name == "kvasir.edge.states"]
+    lives = [[change for owner, change in logged if owner == name] for name in sorted({owner for owner, _ in logged})]
+    session = ["CONNECTING -> JOINED", "JOINED -> GOING_AWAY", "GOING_AWAY -> PARTING", "PARTING -> CLOSED"]
+    assert lives == [["HANDSHAKE -> OPEN", "OPEN -> CLOSED"], session, session]
 
 
 def test_who_does_not_read_is_closed_after_the_write_deadline() -> None:
