@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from kvasir.edge.keepalive import KeepAlive, keepalive_action
 from kvasir.edge.reconnect import failures_after, reconnect_delay_s
+from kvasir.edge.signs_of_life import KeepAlive, keepalive_action
 from kvasir.worker.agent import plan, plan_changes
 from kvasir.worker.agent.plan_actions import must_finish
 from tests.golden.plan_life import live

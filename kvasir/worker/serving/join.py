@@ -13,8 +13,8 @@ import random
 from collections.abc import Callable
 
 from kvasir import __version__
-from kvasir.edge.keepalive import KeepAlive
 from kvasir.edge.reconnect import failures_after, reconnect_delay_s
+from kvasir.edge.signs_of_life import KeepAlive
 from kvasir.errors import EdgeError
 from kvasir.relay.link import RelayLink
 from kvasir.relay.socket import RelaySocket
