@@ -1,6 +1,6 @@
-"""Bodies of the market's requests, with the fields as publicly documented. What they mean is docs/market.md.
+"""The bodies of the market's requests, parsed by ninja. docs/market.md describes the fields.
 
-Read by ninja. Fields that are not named here are ignored: clients may say more of themselves than this site asks.
+Unknown fields are ignored: clients may send more than this site reads.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pydantic import Field, StrictInt
 Text = Annotated[str, Field(max_length=200)]
 NodeId = Annotated[str, Field(min_length=1, max_length=64)]
 LeaseId = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
-LARGEST = 1 << 53  # what every JSON reader holds exactly
+LARGEST = 1 << 53  # the largest whole number that every JSON parser keeps exactly
 
 
 class RegisterBody(Schema):
@@ -30,7 +30,7 @@ class RevokeBody(Schema):
 
 
 class CoverageBody(Schema):
-    """POST /api/expert-coverage. `segments` is read by `market.coverage.segments`."""
+    """POST /api/expert-coverage. `segments` is parsed by `market.coverage.participation`."""
 
     worker_id: NodeId
     model: Text
@@ -50,7 +50,7 @@ class CoverageBody(Schema):
 
 
 class VolunteerBody(Schema):
-    """POST /api/expert-volunteer: at least one of the two bounds. `ranges` has the form of `segments`."""
+    """POST /api/expert-volunteer: at least one of the two budgets. `ranges` has the form of `segments`."""
 
     worker_id: NodeId | None = None
     model: Text | None = None

@@ -39,7 +39,7 @@ def read_swarm(market: MarketService) -> Readings:
     """Read all of it."""
     store = market.participation().store
     facts, client, now_ms = store.facts, market.client, market.clock()
-    coverage = snapshot_of(store, market.market.targets, with_workers=True)
+    coverage = snapshot_of(store, market.settings.targets, with_workers=True)
     fields = cast("list[bytes]", client.hvals(traffic_key(facts.fingerprint)))
     pulses = fresh_pulses(cast(Any, client.hvals(pulse_key(facts.fingerprint))), now_ms / 1000)
     return Readings(

@@ -1,7 +1,7 @@
-"""The ledger as people read it: an account's entries page by page, and who has earned the most.
+"""The ledger as people read it: an account's entries page by page, and the accounts that have earned the most.
 
-Called by `market.ledger.rewards_api`; reads SQL and changes nothing. Accounts are shown by their public id and nothing
-else: the names that owners gave are often those of their machines.
+Called by `market.ledger.rewards_api`; reads SQL and changes nothing. Accounts are shown only by their public id: names
+given by owners are often those of their machines.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from market.ledger.entries import node_account, owner_account
 from market.models.ledger import LedgerBalance, LedgerEntry
 from market.models.nodes import NodeToken
 from market.models.work import WorkDay
+from market.sql import name_batches
 
 MOST_EARNERS = 100
 REMEMBERED_S = 10.0
@@ -25,16 +26,16 @@ _LARGEST_KEY = (1 << 63) - 1
 
 
 def account_name(account_id: str = "", node_id: str = "", owner_of_node: str = "") -> str:
-    """The ledger account of an account, else of a node. Raises MarketError 403 for a node that an account owns."""
+    """Return the ledger account of an account, else of a node. Raises MarketError 403 for a node that has an owner."""
     if account_id:
         return owner_account(account_id)
     if owner_of_node:
-        raise MarketError(403, "account_needed", "this node's account has the entries; ask with the account's key")
+        raise MarketError(403, "account_needed", "an account owns this node and has its entries; use the account's key")
     return node_account(node_id)
 
 
 def entries(account: str, limit: int, cursor: str = "") -> dict[str, Any]:
-    """GET /api/rewards/entries: the newest first. Raises MarketError 400 for a cursor that is none of ours."""
+    """Answer GET /api/rewards/entries, the newest first. Raises MarketError 400 for an invalid cursor."""
     found = LedgerEntry.objects.filter(account__name=account)
     if cursor:
         if not (cursor.isascii() and cursor.isdigit() and int(cursor) <= _LARGEST_KEY):
@@ -57,7 +58,7 @@ def entries(account: str, limit: int, cursor: str = "") -> dict[str, Any]:
 
 
 def top_earners() -> list[dict[str, Any]]:
-    """The accounts with the largest balances: {rank, kind, id, microcredits, row_experts}. Blocks on SQL."""
+    """Return the accounts with the largest balances: {rank, kind, id, microcredits, row_experts}. Blocks on SQL."""
     rows = LedgerBalance.objects.filter(
         Q(account__name__startswith="owner:") | Q(account__name__startswith="node:"), microcredits__gt=0
     ).order_by("-microcredits", "account__name")[:MOST_EARNERS]
@@ -82,24 +83,23 @@ def _parts(name: str) -> tuple[str, str]:
 
 
 def _row_experts(account_ids: list[str]) -> dict[str, int]:
-    """Paid row-experts by account."""
+    """Return the paid row-experts by account."""
     nodes = NodeToken.objects.filter(account__public_id__in=account_ids)
     return _of_nodes({node: owner for node, owner in nodes.values_list("public_id", "account__public_id") if owner})
 
 
 def _of_nodes(owners: dict[str, str]) -> dict[str, int]:
-    """Paid row-experts by owner; `owners` are by node."""
+    """Return the paid row-experts by owner; `owners` are by node."""
     sums: dict[str, int] = {}
-    names = sorted(owners)
-    for first in range(0, len(names), 500):  # SQL takes so many names at once
-        paid = WorkDay.objects.filter(node_id__in=names[first : first + 500], reason="")
+    for names in name_batches(owners):
+        paid = WorkDay.objects.filter(node_id__in=names, reason="")
         for node_id, row_experts in paid.values_list("node_id").annotate(Sum("row_experts")):
             sums[owners[node_id]] = sums.get(owners[node_id], 0) + int(row_experts)
     return sums
 
 
 class Leaderboard:
-    """`top_earners`, asked of SQL at most once in REMEMBERED_S whoever looks. Safe to share by threads."""
+    """A cache of `top_earners`, which reads SQL at most once in REMEMBERED_S. Threads may share it."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -108,7 +108,7 @@ class Leaderboard:
         self._earners: list[dict[str, Any]] = []
 
     def top(self, limit: int) -> dict[str, Any]:
-        """GET /api/leaderboard. Blocks on SQL now and then."""
+        """Answer GET /api/leaderboard. Blocks on SQL when the cache has expired."""
         with self._lock:
             if self._clock() >= self._until:
                 self._earners = top_earners()

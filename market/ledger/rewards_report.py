@@ -1,4 +1,4 @@
-"""What an owner is told about its rewards: days of work with their pay, what was not paid and why, nodes and evidence.
+"""An owner's rewards: days of work with their pay or the reason for none, nodes and evidence.
 
 Called by `market.ledger.rewards_api`; reads SQL and changes nothing. Answers are plain JSON values (docs/rewards.md).
 """
@@ -35,14 +35,14 @@ class Asker:
     node: TokenHolder | None = None
 
     def node_ids(self) -> QuerySet[NodeToken, str]:
-        """The nodes, those that were taken back included."""
+        """Return the ids of the nodes, revoked ones included."""
         mine = Q(account=self.account) if self.account is not None else Q(public_id=self.node and self.node.public_id)
         return NodeToken.objects.filter(mine).values_list("public_id", flat=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Which days of work are shown, the newest first."""
+    """The days of work to show, the newest first."""
 
     limit: int = 100
     cursor: str = ""
@@ -53,7 +53,7 @@ class Page:
 
 
 def rewards(asker: Asker, page: Page) -> dict[str, Any]:
-    """GET /api/rewards. Raises MarketError 400 for a cursor that is none of ours. Blocks on SQL."""
+    """Answer GET /api/rewards. Raises MarketError 400 for an invalid cursor. Blocks on SQL."""
     work = WorkDay.objects.filter(node_id__in=asker.node_ids())
     rows = list(_filtered(work, page).order_by("-day", "-id")[: page.limit + 1])
     more = len(rows) > page.limit
@@ -76,11 +76,11 @@ def _whose(asker: Asker) -> dict[str, Any]:
     answer = {"scope": "node", "id": asker.node.public_id}
     if asker.node.account_id is None:
         return answer | {"balance_microcredits": balance(node_account(asker.node.public_id))}
-    return answer  # what an account has is shown to who has its key
+    return answer  # an account's balance needs the account's key
 
 
 def _totals(work: QuerySet[WorkDay]) -> dict[str, int]:
-    """Over all days, whatever the page shows."""
+    """Return the sums over all days, not only those of the page."""
     paid, unpaid = Q(reason=""), ~Q(reason="")
     sums = work.aggregate(
         earned_microcredits=Sum("microcredits", filter=paid),
@@ -124,7 +124,7 @@ def _item(row: WorkDay) -> dict[str, Any]:
 
 
 def _nodes(node_ids: Iterable[str]) -> list[dict[str, Any]]:
-    """Standing of the nodes that backbones know, those in quarantine first."""
+    """Return the standing of the nodes that backbones know, those in quarantine first."""
     rows = list(NodeTrust.objects.filter(node_id__in=node_ids).order_by("-quarantined", "-changed")[:MOST_NODES])
     evidence = evidence_of([row.node_id for row in rows if row.failures], MOST_EVIDENCE)
     return [

@@ -14,7 +14,6 @@ from market.coverage.targets import (
     HALF_LIFE_S,
     MARGIN,
     TargetBounds,
-    Traffic,
     first_targets,
     ideal_replicas,
     next_targets,
@@ -23,6 +22,7 @@ from market.coverage.targets import (
 from market.coverage.traffic import (
     FRESH_S,
     METER_HALF_LIFE_S,
+    Traffic,
     TrafficMeter,
     pack_traffic,
     total_traffic,
