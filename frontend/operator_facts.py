@@ -1,4 +1,4 @@
-"""What the operator's page shows, read from SQL, Redis and the model's file. Called by `views_operator` in a thread.
+"""The facts of the operator's page, from SQL, Redis and the model's file. Called by `frontend.views` in a thread.
 
 It changes nothing. Lists are bounded: pages of nodes, the newest quarantines, the newest evidence of each.
 """
@@ -35,7 +35,7 @@ _NEW = SavedTrust()
 
 @dataclass(frozen=True, slots=True)
 class NodeRow:
-    """A node: its row, what it is known for, and what it does now."""
+    """A node: its token, its standing and its present work."""
 
     token: NodeToken
     trust: SavedTrust
@@ -45,7 +45,7 @@ class NodeRow:
 
     @property
     def state(self) -> str:
-        """The word that says most: revoked, expired, quarantined, live, away, or nothing of a backbone."""
+        """The first that applies of revoked, expired, quarantined, live or away; empty for a backbone."""
         if self.token.revoked is not None:
             return "revoked"
         if self.token.expires is not None and self.token.expires <= timezone.now():
@@ -59,7 +59,7 @@ class NodeRow:
 
 @dataclass(frozen=True, slots=True)
 class Quarantined:
-    """A node in quarantine and what was proven, the newest first."""
+    """A node in quarantine with its evidence, the newest first."""
 
     node_id: str
     failures: int
@@ -69,7 +69,7 @@ class Quarantined:
 
 @dataclass(frozen=True, slots=True)
 class LayerGroup:
-    """Consecutive layers that are alike. Sizes are for people."""
+    """Consecutive layers of the same types and sizes. Sizes are formatted."""
 
     first: int
     last: int
@@ -81,7 +81,7 @@ class LayerGroup:
 
 
 def live_readings() -> tuple[Readings | None, str]:
-    """The swarm now, or why it cannot be seen."""
+    """Return the swarm now and an empty string, or None and the reason."""
     try:
         return read_swarm(service()), ""
     except MarketError as error:
@@ -91,7 +91,7 @@ def live_readings() -> tuple[Readings | None, str]:
 
 
 def nodes_page(search: str, number: str, readings: Readings | None) -> tuple[Page[Any], list[NodeRow]]:
-    """A page of nodes whose id, name or account has `search`: those that count first, then the newest."""
+    """Return a page of nodes whose id, name or account matches `search`: revoked ones last, the newest first."""
     wanted = search.strip()[:LONGEST_SEARCH]
     nodes = NodeToken.objects.select_related("account").annotate(is_over=Q(revoked__isnull=False))
     found = nodes.order_by("is_over", "-created", "-id")
@@ -106,7 +106,7 @@ def nodes_page(search: str, number: str, readings: Readings | None) -> tuple[Pag
 
 
 def quarantined_nodes() -> list[Quarantined]:
-    """Nodes that proven lies keep out, the last one first."""
+    """Return the nodes in quarantine, the newest first."""
     rows = list(NodeTrust.objects.filter(quarantined=True).order_by("-changed")[:MOST_QUARANTINED])
     evidence = evidence_of([row.node_id for row in rows], MOST_EVIDENCE)
     return [
@@ -116,7 +116,7 @@ def quarantined_nodes() -> list[Quarantined]:
 
 
 def model_facts() -> dict[str, Any]:
-    """The model and how it is cut, or {"problem": why not}."""
+    """Return the model and the settings of its slices, or {"problem": the reason}."""
     try:
         model = site_model()
     except MarketError as error:
@@ -157,7 +157,7 @@ def _row(token: NodeToken, trust: SavedTrust, readings: Readings | None) -> Node
 
 
 def _shown(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Evidence with a moment in place of its seconds."""
+    """Return evidence with a datetime in place of Unix seconds."""
     return {**facts, "at": datetime.fromtimestamp(float(facts["at"]), UTC)}
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any, cast
 
 from asgiref.sync import sync_to_async
@@ -27,7 +26,7 @@ from market.nodes import identity, tokens
 from market.nodes.access import bearer
 from market.nodes.node_auth import NodeAuth, charge_address, charge_registration, check_standing
 from market.nodes.tokens import TokenHolder, TokenRefusedError
-from market.schemas import CoverageBody, RegisterBody, RevokeBody, VolunteerBody
+from market.schemas import CoverageBody, RegisterBody, RevokeBody, VolunteerBody, iso
 from market.service import service
 
 RETRY_AFTER_S = 5.0
@@ -126,11 +125,6 @@ def relay_url(request: HttpRequest) -> str:
     if settings.WORKER_RELAY_URL:
         return str(settings.WORKER_RELAY_URL)
     return f"{'wss' if request.is_secure() else 'ws'}://{request.get_host()}/relay"
-
-
-def iso(moment: datetime | None) -> str | None:
-    """Return a moment in UTC to the second, as in all answers of the market."""
-    return None if moment is None else moment.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def _quote(answer: Mapping[str, Any], now_ms: int) -> Quote:

@@ -1,10 +1,11 @@
-"""The bodies of the market's requests, parsed by ninja. docs/market.md describes the fields.
+"""The bodies of the market's requests, parsed by ninja, and the form of times in its answers (docs/market.md).
 
 Unknown fields are ignored: clients may send more than this site reads.
 """
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from ninja import Schema
@@ -57,3 +58,8 @@ class VolunteerBody(Schema):
     max_experts: Annotated[StrictInt, Field(ge=1, le=LARGEST)] | None = None
     budget_bytes: Annotated[StrictInt, Field(ge=0, le=LARGEST)] | None = None
     ranges: Any = None
+
+
+def iso(moment: datetime | None) -> str | None:
+    """Return a moment as UTC to the second, such as 2026-01-31T12:00:00Z."""
+    return None if moment is None else moment.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -10,8 +10,7 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from ninja import Query, Router, Schema
 from pydantic import Field
 
-from market.ledger.pages import MOST_EARNERS, Leaderboard, account_name, entries
-from market.ledger.rewards_report import Asker, Page, rewards
+from market.ledger.rewards_report import MOST_EARNERS, Asker, Leaderboard, Page, account_name, entries, rewards
 from market.nodes import identity
 from market.nodes.access import bearer
 from market.nodes.node_auth import NodeAuth, charge_address
