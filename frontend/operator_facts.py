@@ -19,6 +19,8 @@ from redis.exceptions import RedisError
 from frontend.live.readings import Readings, read_swarm
 from kvasir.byte_sizes import format_size
 from market.coverage.model_facts import site_model
+from market.coverage.pulse import WorkerPulse
+from market.coverage.reading import WorkerCoverage
 from market.errors import MarketError
 from market.models.nodes import NodeToken
 from market.models.work import NodeTrust
@@ -102,7 +104,12 @@ def nodes_page(search: str, number: str, readings: Readings | None) -> tuple[Pag
     page = Paginator(found, NODES_PER_PAGE).get_page(number)
     tokens = list(page.object_list)
     trust = trust_of(token.public_id for token in tokens)
-    return page, [_row(token, trust.get(token.public_id, _NEW), readings) for token in tokens]
+    covering = {} if readings is None else {item.worker_id: item for item in readings.coverage.workers}
+    seen = {} if readings is None else readings.by_node
+    return page, [
+        _row(token, trust.get(token.public_id, _NEW), covering.get(token.public_id), seen.get(token.public_id))
+        for token in tokens
+    ]
 
 
 def quarantined_nodes() -> list[Quarantined]:
@@ -143,10 +150,7 @@ def model_facts() -> dict[str, Any]:
     }
 
 
-def _row(token: NodeToken, trust: SavedTrust, readings: Readings | None) -> NodeRow:
-    covering = {} if readings is None else {item.worker_id: item for item in readings.coverage.workers}
-    seen = None if readings is None else readings.by_node.get(token.public_id)
-    covers = covering.get(token.public_id)
+def _row(token: NodeToken, trust: SavedTrust, covers: WorkerCoverage | None, seen: WorkerPulse | None) -> NodeRow:
     return NodeRow(
         token,
         trust,

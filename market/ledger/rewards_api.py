@@ -10,7 +10,7 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from ninja import Query, Router, Schema
 from pydantic import Field
 
-from market.ledger.rewards_report import MOST_EARNERS, Asker, Leaderboard, Page, account_name, entries, rewards
+from market.ledger.rewards_report import MOST_EARNERS, Asker, Leaderboard, Page, entries, rewards
 from market.nodes import identity
 from market.nodes.access import bearer
 from market.nodes.node_auth import NodeAuth, charge_address
@@ -50,13 +50,7 @@ class EntriesQuery(Schema):
 @router.get("/rewards/entries")
 async def get_entries(request: HttpRequest, query: Query[EntriesQuery]) -> HttpResponse:
     """Return the entries of the asker's ledger account, the newest first."""
-    asker = await _asker(request)
-    if asker.account is not None:
-        name = account_name(account_id=asker.account.public_id)
-    else:
-        node = asker.node
-        name = account_name(node_id=node.public_id if node else "", owner_of_node=(node and node.account_id) or "")
-    return _private(await sync_to_async(entries)(name, query.limit, query.cursor))
+    return _private(await sync_to_async(entries)(await _asker(request), query.limit, query.cursor))
 
 
 class LeaderboardQuery(Schema):
@@ -78,8 +72,8 @@ async def _asker(request: HttpRequest) -> Asker:
     """Return the asker, by an account's key or a node's token. Raises MarketError or TokenRefusedError."""
     if bearer(request).startswith(f"{identity.ACCOUNT_PREFIX}-"):
         await charge_address(request, service())
-        return Asker(account=await sync_to_async(identity.account_of)(bearer(request)))
-    return Asker(account=None, node=await _node_auth(request))
+        return await sync_to_async(identity.account_of)(bearer(request))
+    return await _node_auth(request)
 
 
 def _private(answer: dict[str, Any]) -> HttpResponse:

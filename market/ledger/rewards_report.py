@@ -36,17 +36,7 @@ _EPOCH = date(1970, 1, 1)
 _CURSOR = re.compile(r"([0-9]{1,7})\.([0-9]{1,18})")
 
 
-@dataclass(frozen=True, slots=True)
-class Asker:
-    """Whose rewards are shown: an account's with all its nodes, or one node's."""
-
-    account: Account | None
-    node: TokenHolder | None = None
-
-    def node_ids(self) -> QuerySet[NodeToken, str]:
-        """Return the ids of the nodes, revoked ones included."""
-        mine = Q(account=self.account) if self.account is not None else Q(public_id=self.node and self.node.public_id)
-        return NodeToken.objects.filter(mine).values_list("public_id", flat=True)
+Asker = Account | TokenHolder  # an account with all its nodes, or one node
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +53,7 @@ class Page:
 
 def rewards(asker: Asker, page: Page) -> dict[str, Any]:
     """Answer GET /api/rewards. Raises MarketError 400 for an invalid cursor. Blocks on SQL."""
-    work = WorkDay.objects.filter(node_id__in=asker.node_ids())
+    work = WorkDay.objects.filter(node_id__in=_node_ids(asker))
     rows = list(_filtered(work, page).order_by("-day", "-id")[: page.limit + 1])
     more = len(rows) > page.limit
     rows = rows[: page.limit]
@@ -72,20 +62,30 @@ def rewards(asker: Asker, page: Page) -> dict[str, Any]:
         **_totals(work),
         "items": [_item(row) for row in rows],
         "next": f"{rows[-1].day}.{rows[-1].pk}" if more else None,
-        "nodes": _nodes(asker.node_ids()),
+        "nodes": _nodes(_node_ids(asker)),
     }
 
 
+def _node_ids(asker: Asker) -> QuerySet[NodeToken, str]:
+    """Return the ids of the asker's nodes, revoked ones included."""
+    mine = Q(account=asker) if isinstance(asker, Account) else Q(public_id=asker.public_id)
+    return NodeToken.objects.filter(mine).values_list("public_id", flat=True)
+
+
 def _whose(asker: Asker) -> dict[str, Any]:
-    if asker.account is not None:
-        name = asker.account.public_id
-        return {"scope": "account", "id": name, "balance_microcredits": balance(owner_account(name))}
-    if asker.node is None:
-        raise MarketError(401, "token_refused", "token: none was given")
-    answer = {"scope": "node", "id": asker.node.public_id}
-    if asker.node.account_id is None:
-        return answer | {"balance_microcredits": balance(node_account(asker.node.public_id))}
-    return answer  # an account's balance needs the account's key
+    answer = {"scope": "account" if isinstance(asker, Account) else "node", "id": asker.public_id}
+    if isinstance(asker, TokenHolder) and asker.account_id is not None:
+        return answer  # an account's balance needs the account's key
+    return answer | {"balance_microcredits": balance(_ledger_account(asker))}
+
+
+def _ledger_account(asker: Asker) -> str:
+    """Return the asker's ledger account. Raises MarketError 403 for a node that has an owner."""
+    if isinstance(asker, Account):
+        return owner_account(asker.public_id)
+    if asker.account_id is not None:
+        raise MarketError(403, "account_needed", "an account owns this node and has its entries; use the account's key")
+    return node_account(asker.public_id)
 
 
 def _totals(work: QuerySet[WorkDay]) -> dict[str, int]:
@@ -153,18 +153,12 @@ def _evidence(facts: Any) -> dict[str, Any]:
     return {name: value for name, value in facts.items() if name != "worker_id"} | {"at": at}
 
 
-def account_name(account_id: str = "", node_id: str = "", owner_of_node: str = "") -> str:
-    """Return the ledger account of an account, else of a node. Raises MarketError 403 for a node that has an owner."""
-    if account_id:
-        return owner_account(account_id)
-    if owner_of_node:
-        raise MarketError(403, "account_needed", "an account owns this node and has its entries; use the account's key")
-    return node_account(node_id)
+def entries(asker: Asker, limit: int, cursor: str = "") -> dict[str, Any]:
+    """Answer GET /api/rewards/entries, the newest first.
 
-
-def entries(account: str, limit: int, cursor: str = "") -> dict[str, Any]:
-    """Answer GET /api/rewards/entries, the newest first. Raises MarketError 400 for an invalid cursor."""
-    found = LedgerEntry.objects.filter(account__name=account)
+    Raises MarketError 400 for an invalid cursor, and 403 for a node that has an owner. Blocks on SQL.
+    """
+    found = LedgerEntry.objects.filter(account__name=_ledger_account(asker))
     if cursor:
         if not (cursor.isascii() and cursor.isdigit() and int(cursor) <= _LARGEST_KEY):
             raise MarketError(400, "malformed", f"cursor {cursor[:40]!r}: send the `next` of an answer")

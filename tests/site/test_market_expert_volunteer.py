@@ -98,7 +98,7 @@ def test_200_volunteers_at_once_are_promised_nothing_beyond_its_target(site: Mar
     waiting = [issue(TokenScope.WORKER, f"node {number}").text for number in range(200)]
     leased: Counter[tuple[int, int]] = Counter()
     reasons: set[str] = set()
-    while waiting:  # whoever met too many others is told to come again, and does
+    while waiting:  # a volunteer that met too many others retries, as its answer says
         replies = site.post_at_once("/api/expert-volunteer", {"max_experts": 1}, waiting)
         assert {reply.status for reply in replies} == {200}
         answers = [reply.json for reply in replies]

@@ -1,4 +1,4 @@
-"""POST /api/nodes, /api/nodes/rotate and /api/nodes/revoke: who takes part, and how often anybody may ask."""
+"""POST /api/nodes, /api/nodes/rotate and /api/nodes/revoke: registration, revocation and rate limits."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def test_it_works() -> None:
     after = next_targets(before, busy(3, 300.0), BOUNDS)
     assert after[1, 3] > 2
     assert set(np.delete(after[1], 3)) == {2}
-    assert set(after[0]) == {0}  # a layer without experts has no targets, whatever the traffic
+    assert set(after[0]) == {0}  # a layer without experts has no targets with any traffic
 
 
 def test_without_traffic_nothing_moves() -> None:
