@@ -34,10 +34,11 @@ class AddressRates:
         market = service()
         peer = (scope.get("client") or ("",))[0]
         forwarded = ", ".join(value.decode("latin-1") for name, value in scope["headers"] if name == b"x-forwarded-for")
-        bucket = f"address:slices:{network_of(client_address(peer, forwarded, market.market.proxy_hops))}"
+        bucket = f"address:slices:{network_of(client_address(peer, forwarded, market.settings.proxy_hops))}"
+        rate = market.settings.address_rate
         try:
             async with asyncio.timeout(ANSWER_S):
-                return await market.call(lambda: market.limits.take(bucket, market.market.address_rate, market.clock()))
+                return await market.call(lambda: market.limits.take(bucket, rate, market.clock()))
         except (RedisError, MarketError, TimeoutError):
             self._away_until = self._clock() + AWAY_S
             return 0.0

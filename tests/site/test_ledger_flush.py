@@ -1,7 +1,7 @@
 """The way of receipts from the engine into SQL. The contracts:
 
 - a batch is on the disk before SQL is asked, and leaves it when SQL has it;
-- whatever dies at whatever moment, what was on the disk is recorded once by whoever starts next;
+- after a crash at any moment, the next start records what was on the disk once;
 - a live process's file is left alone; a line that was never finished is no batch; broken lines are kept and said;
 - without a database receipts wait on the disk, without a disk in the book; what SQL will never take does not block;
 - who is no node is neither spooled nor paid.

@@ -25,7 +25,7 @@ from backbone.process.backbone_process import redis_connection
 from backbone.process.market_link import MarketLink
 from backbone.service_settings import ServiceSettings
 from kvasir.worker.serving.holdings import open_holdings
-from market.ledger.rewards_report import Asker, Page, rewards
+from market.ledger.rewards_report import Page, rewards
 from market.nodes.identity import account_of, register
 from market.settings import MarketSettings
 from tests.oracles.tiny_gguf import TinyModel, write_tiny
@@ -74,7 +74,7 @@ def test_a_lie_is_not_paid_and_its_teller_is_shown_why(
         with linked(loaded, model, address, tmp_path) as (link, pool):
             run = generate(loaded, pool, PROMPTS, GREEDY, guard=link.guard)
             link.guard.settle()
-        told = rewards(Asker(account_of(node.account_key)), Page())
+        told = rewards(account_of(node.account_key), Page())
         check(told, node.node_id, run.tally.pairs_by_worker.total(), is_proven=policy is CHECKED_AFTER_USE)
         call_command("verify_ledger", stdout=(out := StringIO()), stderr=StringIO())
         assert "sound" in out.getvalue()

@@ -59,7 +59,7 @@ PROMPT = "hello world"
 
 @dataclass(slots=True)
 class Agent:
-    """One `kvasir-worker join --budget`, and where it says what happens."""
+    """One `kvasir-worker join --budget`, and its log."""
 
     process: subprocess.Popen[bytes]
     said: Path

@@ -50,7 +50,7 @@ def test_a_pulse_comes_back_as_it_was() -> None:
     "data", ["", "[]", "{}", '{"workers": {}, "latencies": {}}', '{"workers": 1, "latencies": {}}']
 )
 def test_what_is_no_pulse_is_an_error(data: str) -> None:
-    with pytest.raises(WireError, match="no backbone's pulse"):
+    with pytest.raises(WireError, match="not a pulse of this version"):
         unpack_pulse(data)
 
 
