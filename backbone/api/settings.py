@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from django.conf import settings
 
-from backbone.api.keys.limits import Rate
+from market.nodes.rate_limits import Rate
 
 
 @dataclass(frozen=True, slots=True)

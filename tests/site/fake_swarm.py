@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
-from backbone.api.keys.limits import Rate
 from backbone.stream.client import StreamEntry
 from backbone.stream.directory import ModelEntry
 from backbone.stream.events import Done, End, Event, Queued, Started, SwarmShare, Token, TopLogprob, Usage
 from backbone.stream.payloads import GenerationRequest
 from backbone.stream.request_record import RequestRecord
 from backbone.stream.request_trace import RequestTrace
+from market.nodes.rate_limits import Rate
 
 MODEL = ModelEntry("demo", "fp_0123", 512, "qwen3moe", 1_700_000_000)
 Script = Callable[[GenerationRequest], Sequence[Event]]

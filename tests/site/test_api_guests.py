@@ -11,9 +11,9 @@ from django.utils import timezone
 
 from backbone.api.chat.reply_schemas import GuestKeyReply
 from backbone.api.keys.guests import KEY_MINUTES, OF_ADDRESS, OF_ALL
-from backbone.api.keys.limits import Rate
 from backbone.api.keys.store import KeyRefusedError, KeyScope, check, issue
 from backbone.models import ApiKey
+from market.nodes.rate_limits import Rate
 from tests.site.api_client import Reply, Site
 
 CHAT: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "hello"}]}

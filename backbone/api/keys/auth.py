@@ -18,10 +18,11 @@ from django.utils import timezone
 from ninja.security.http import HttpAuthBase
 
 from backbone.api.errors import ApiError
-from backbone.api.keys.limits import Rate, address_bucket, client_address
 from backbone.api.keys.store import KeyHolder, KeyRefusedError, KeyScope, check
 from backbone.api.settings import ApiSettings
 from backbone.api.swarm.world import swarm
+from market.nodes.access import address_of
+from market.nodes.rate_limits import Rate
 
 REMEMBERED_S = 5.0
 MOST_REMEMBERED = 1024
@@ -137,8 +138,7 @@ def _own_rate(holder: KeyHolder, usual: Rate) -> Rate:
 
 def asking_address(request: HttpRequest, limits: ApiSettings) -> str:
     """The bucket of the address that a request comes from."""
-    remote, forwarded = request.META.get("REMOTE_ADDR", ""), request.headers.get("X-Forwarded-For", "")
-    return address_bucket(client_address(remote, forwarded, limits.proxy_hops))
+    return f"address:{address_of(request, limits.proxy_hops)}"
 
 
 def check_guests_welcome(limits: ApiSettings) -> None:

@@ -14,9 +14,9 @@ from django.http import HttpRequest
 from backbone.api.chat.requests import Asked
 from backbone.api.errors import ApiError
 from backbone.api.keys.auth import SQL_DEADLINE_S, asking_address, check_guests_welcome, check_length, take_or_refuse
-from backbone.api.keys.limits import Rate
 from backbone.api.keys.store import KeyHolder, KeyScope, issue_guest
 from backbone.api.settings import ApiSettings
+from market.nodes.rate_limits import Rate
 
 KEY_MINUTES = 60
 OF_ADDRESS = Rate(per_minute=2, burst=10)  # keys

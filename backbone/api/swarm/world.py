@@ -12,7 +12,6 @@ from typing import Protocol
 
 from redis.asyncio import Redis
 
-from backbone.api.keys.limits import Rate, take
 from backbone.stream import client as stream
 from backbone.stream import directory
 from backbone.stream.client import StreamEntry, StreamSettings
@@ -22,6 +21,7 @@ from backbone.stream.payloads import GenerationRequest
 from backbone.stream.request_record import RequestRecord, read_record
 from backbone.stream.request_trace import RequestTrace, read_trace
 from backbone.stream.silence import alive_backbones
+from market.nodes.rate_limits import Rate, take
 
 MODELS_KEPT_S = 1.0
 
@@ -89,7 +89,7 @@ class RedisSwarm:
         return int(await _client().llen(QUEUE))
 
     async def take(self, bucket: str, rate: Rate) -> float:
-        return await take(_client(), bucket, rate, time.time())
+        return await take(_client(), bucket, rate, int(time.time() * 1000))
 
 
 _current: list[Swarm] = [RedisSwarm()]
