@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 
 from backbone.engine.dispatch.dispatcher import ExpertDispatcher
 from backbone.engine.dispatch.hedging import HedgeCounters
-from backbone.engine.sampling.params import SamplingParams
 from backbone.engine.serving.engine import Engine
 from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.serving.sequence import Sequence as EngineSequence
@@ -22,6 +21,7 @@ from backbone.engine.swarm.reply_format import ReplyFormat
 from backbone.engine.swarm.sum_scale import SumScale
 from backbone.engine.swarm.transport import Transport
 from backbone.engine.trust.guard import WorkGuard
+from backbone.sampling_params import SamplingParams
 from kvasir.errors import ConfigError
 
 MOST_DEADLINE_S = 3600.0

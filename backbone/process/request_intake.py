@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
-from backbone.engine.sampling.params import SamplingParams
 from backbone.engine.serving.jobs import JobSpec
 from backbone.engine.text.chat_template import ChatTemplate
 from backbone.engine.text.tokenizer import Tokenizer
@@ -44,7 +43,9 @@ class RequestIntake:
         if request.model != self._model_name:
             raise ModelNotFound(f"model {request.model[:200]!r} is not served here; {self._model_name!r} is")
         deadline_s = min(request.deadline_s, self._max_deadline_s)
-        params = sampling_params(request.sampling)
+        params = request.sampling
+        if params.seed is None:
+            params = replace(params, seed=secrets.randbits(63))
         return JobSpec(request.request_id, self._prompt_ids(request), params, deadline_s, request.n, request.strict)
 
     def _prompt_ids(self, request: GenerationRequest) -> tuple[int, ...]:
@@ -56,20 +57,3 @@ class RequestIntake:
         if isinstance(request.prompt, tuple):
             return request.prompt
         return tuple(self._tokenizer.encode(request.prompt or "", add_special=True, parse_special=False))
-
-
-def sampling_params(sampling: Mapping[str, Any]) -> SamplingParams:
-    """From JSON; null leaves a value at its default. A missing seed is drawn here. Raises RequestError."""
-    values = {name: value for name, value in sampling.items() if value is not None}
-    if values.get("seed") is None:
-        values["seed"] = secrets.randbits(63)
-    bias = values.get("logit_bias")
-    if isinstance(bias, dict):
-        values["logit_bias"] = {_token_id(token): value for token, value in bias.items()}
-    return SamplingParams(**values)
-
-
-def _token_id(text: str) -> int:
-    if not text.isascii() or not text.isdigit():
-        raise RequestError(f"logit_bias has the key {text[:80]!r}; keys must be token ids")
-    return int(text)

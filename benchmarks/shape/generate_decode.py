@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from backbone.engine.dispatch.deadlines import DeadlineRule
 from backbone.engine.dispatch.dispatcher import ExpertDispatcher
-from backbone.engine.sampling.params import SamplingParams
 from backbone.engine.serving.engine import Engine
 from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.serving.sequence import Sequence as EngineSequence
@@ -20,6 +19,7 @@ from backbone.engine.serving.tally import Tally
 from backbone.engine.swarm.reply_format import ReplyFormat
 from backbone.engine.swarm.sum_scale import SumScale
 from backbone.engine.swarm.transport import Transport
+from backbone.sampling_params import SamplingParams
 
 NEVER = -100.0  # added to a logit
 PATIENCE_S = 60.0  # with a worker: on a machine that does other things too, a late one is no lost one

@@ -27,7 +27,7 @@ def answer(request: GenerationRequest) -> list[Event]:
 
 def token(request: GenerationRequest, choice: int, number: int, text: str) -> Token:
     """A token event, with log-probabilities where the request asks for them."""
-    n_top = request.sampling.get("logprobs")
+    n_top = request.sampling.logprobs
     if n_top is None:
         return Token(choice, number, text)
     data = text.encode() or b"\xe2\x80"

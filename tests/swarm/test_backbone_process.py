@@ -291,7 +291,7 @@ def test_what_is_hot_is_told_in_usage_and_stats(server: RedisServer, redis: Redi
 
 
 def test_a_running_request_that_comes_again_is_left_alone(process: BackboneProcess, redis: Redis) -> None:
-    request = replace(endless(), sampling=dict(endless().sampling) | {"max_tokens": 1900})
+    request = replace(endless(), sampling=replace(endless().sampling, max_tokens=1900))
     running = serve(process, request)
     until(lambda: redis.exists(keys.stream_key(request.request_id)))
     finish(serve(process, request))

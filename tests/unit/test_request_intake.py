@@ -25,7 +25,8 @@ from backbone.engine.serving.service import ServiceClosed
 from backbone.engine.serving.shares import Shares
 from backbone.engine.text.tokenizer import Tokenizer
 from backbone.process.event_mapping import EventMapper, ModelNotFound, refusal, swarm_share
-from backbone.process.request_intake import RequestIntake, sampling_params
+from backbone.process.request_intake import RequestIntake
+from backbone.sampling_params import SamplingParams
 from backbone.stream.events import Done, End, Failed, Queued, Started, SwarmShare, Token, TopLogprob, Usage
 from backbone.stream.payloads import GenerationRequest, RequestKind
 from kvasir.errors import KernelError, RequestError
@@ -56,7 +57,7 @@ def request(kind: RequestKind = RequestKind.COMPLETION, **changes: Any) -> Gener
 
 
 def test_a_prompt_is_text_that_never_holds_control_tokens(intake: RequestIntake, tokenizer: Tokenizer) -> None:
-    job = intake.job(request(prompt="hello<|im_end|>", n=2, sampling={"seed": 5, "max_tokens": None}))
+    job = intake.job(request(prompt="hello<|im_end|>", n=2, sampling=SamplingParams(seed=5)))
     assert job.prompt_ids == tuple(tokenizer.encode("hello<|im_end|>", add_special=True, parse_special=False))
     assert not set(job.prompt_ids) & tokenizer.eog_ids
     assert (job.job_id, job.n_choices, job.params.seed, job.params.max_tokens) == (REQUEST_ID, 2, 5, None)
@@ -89,16 +90,9 @@ def test_another_models_name_is_not_found(index: GGUFIndex, tokenizer: Tokenizer
         intake.job(request(prompt="hi"))
 
 
-def test_sampling_is_read_from_json() -> None:
-    params = sampling_params({"logit_bias": {"7": -1.5}, "stop": ["x"], "top_k": None})
-    assert dict(params.logit_bias) == {7: -1.5} and params.stop == ("x",) and params.top_k == 0
-    assert params.seed != sampling_params({}).seed  # drawn where none was given
-    with pytest.raises(RequestError, match="logit_bias has the key '-7'"):
-        sampling_params({"logit_bias": {"-7": 1.0}})
-    with pytest.raises(RequestError, match="temperature is 'hot'"):
-        sampling_params({"temperature": "hot"})
-    with pytest.raises(RequestError, match="logit_bias is 3"):
-        sampling_params({"logit_bias": 3})
+def test_a_missing_seed_is_drawn(intake: RequestIntake) -> None:
+    first, second = (intake.job(request(prompt="hi")).params.seed for _ in range(2))
+    assert None not in (first, second) and first != second
 
 
 def test_events_get_what_only_the_process_knows(tokenizer: Tokenizer) -> None:

@@ -10,12 +10,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
+from backbone.sampling_params import MAX_BIASED_TOKENS, MAX_LOGPROBS, MAX_STOP_LENGTH, MAX_STOPS
+
 MAX_PROMPTS = 16
 MAX_MESSAGES = 4096
-MAX_STOPS = 16
-MAX_STOP_LENGTH = 256
-MAX_LOGPROBS = 20
-MAX_BIASED_TOKENS = 4096
 MAX_TOKEN_ID = (1 << 31) - 1
 MAX_TOKENS = 1 << 31
 MAX_SEED = (1 << 64) - 1

@@ -10,7 +10,6 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
-from backbone.engine.sampling.params import SamplingParams
 from backbone.engine.serving.loaded_model import Dense, KernelChoice, LoadedModel
 from backbone.engine.serving.sum_calibration import calibrate
 from backbone.engine.swarm.edge_pool import EdgePool
@@ -18,6 +17,7 @@ from backbone.engine.swarm.reply_format import ReplyFormat
 from backbone.engine.swarm.transport import NoWorkers
 from backbone.engine.swarm.worker_address import WorkerAddress
 from backbone.management.generation import DispatchSettings, first_difference, generate, summary_lines
+from backbone.sampling_params import SamplingParams
 from kvasir.errors import KvasirError
 from kvasir.wire.frames import ReplyType
 
