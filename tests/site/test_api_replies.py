@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from backbone.api.chat.reply_schemas import ChatReply, CompletionReply, ModelList, ModelReply
+from backbone.api.chat.schemas import ChatReply, CompletionReply
+from backbone.api.schemas import ModelList, ModelReply
 from backbone.sampling_params import SamplingParams
 from backbone.stream.events import End, Event, Started, Token
 from backbone.stream.payloads import GenerationRequest, RequestKind
