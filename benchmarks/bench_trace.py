@@ -28,7 +28,7 @@ from backbone.engine.serving.sequence import Sequence as EngineSequence
 from backbone.engine.serving.shares import ShareMeter
 from backbone.engine.serving.token_sources import LastTokens
 from backbone.engine.swarm.transport import Transport
-from backbone.process.trace_mapping import request_trace
+from backbone.process.event_mapping import request_trace
 from backbone.sampling_params import SamplingParams
 from benchmarks.bench_generate import BATCHES, DEMO_MODEL, N_CTX, story_beginnings
 from benchmarks.exact.sharded import two_workers

@@ -1,6 +1,6 @@
-"""From a request to a job of the engine: the chat template, the tokens, the sampling parameters, the deadline.
+"""Turns a request into a job of the engine: chat template, tokens, sampling parameters, deadline.
 
-Runs on a task's thread in the backbone process, so that a long prompt costs no step any time. It never generates.
+`backbone_process` calls it on a task's thread, so that a long prompt does not delay a step. It never generates.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kvasir.errors import RequestError
 
 
 class RequestIntake:
-    """One model's way from text to tokens. May be used from several threads."""
+    """The intake of one model. May be used from several threads."""
 
     def __init__(
         self, model_name: str, tokenizer: Tokenizer, metadata: Mapping[str, object], max_deadline_s: float
@@ -35,11 +35,11 @@ class RequestIntake:
 
     @property
     def has_chat(self) -> bool:
-        """Whether the model can answer messages; without a template it goes on from prompts alone."""
+        """Return whether the model has a chat template; without one it only completes prompts."""
         return self._template is not None
 
     def job(self, request: GenerationRequest) -> JobSpec:
-        """What the engine is to do. Raises RequestError for whatever the client can change."""
+        """Return the engine's job for a request. Raises RequestError if the client must change the request."""
         if request.model != self._model_name:
             raise ModelNotFound(f"model {request.model[:200]!r} is not served here; {self._model_name!r} is")
         deadline_s = min(request.deadline_s, self._max_deadline_s)

@@ -107,7 +107,7 @@ def _wait_lease(redis: RedisServer, started: Backbone) -> str:
 def completion(
     prompt: Any = "hello world", *, n: int = 1, deadline_s: float = 60.0, **sampling: Any
 ) -> GenerationRequest:
-    asked = SamplingParams(**{"temperature": 0.8, "seed": 7, "max_tokens": 12} | sampling)
+    asked = SamplingParams.from_values({"temperature": 0.8, "seed": 7, "max_tokens": 12} | sampling)
     return GenerationRequest(
         uuid.uuid4().hex, MODEL, RequestKind.COMPLETION, deadline_s, time.time(), prompt=prompt, n=n, sampling=asked
     )

@@ -168,7 +168,7 @@ def test_a_full_queue_loses_requests_and_never_blocks(redis: Redis) -> None:
     stream = writing.open(request_id, 60.0)
     writing.put([(request_id, Queued(1))])
     writing.put([(request_id, Token(0, 1, "a"))])
-    assert lost == ["the message store is too slow for the tokens that are made"] and stream.is_lost
+    assert lost == ["the message store is too slow for the generated tokens"] and stream.is_lost
     writing.put([(request_id, DONE)])
     assert stream.finished.is_set()
 

@@ -49,7 +49,7 @@ def linked(loaded: LoadedModel, model: Path, address: str, folder: Path) -> Iter
     """A backbone's link to the market, from its start to its stop, without Redis."""
     with EdgePool([WorkerAddress.parse(address)], loaded.hello()) as pool:
         client = redis_connection("redis://127.0.0.1:1")
-        link = MarketLink(ServiceSettings(model, "m"), "b1", loaded, pool, client, folder / "receipts")
+        link = MarketLink(ServiceSettings(model, "m", receipts_dir=folder / "receipts"), "b1", loaded, pool, client)
         link.start()
         try:
             yield link, pool

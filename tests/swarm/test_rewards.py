@@ -61,9 +61,9 @@ def dialled(loaded: LoadedModel, relay: RelayProcess) -> Iterator[EdgePool]:
 @contextmanager
 def linked(loaded: LoadedModel, model: Path, pool: EdgePool, name: str) -> Iterator[MarketLink]:
     """A backbone's link to the market, from its start to its stop. There is no Redis: nothing of this needs it."""
-    settings = ServiceSettings(model, "m")
+    settings = ServiceSettings(model, "m", receipts_dir=model.parent / "receipts")
     client = redis_connection("redis://127.0.0.1:1")
-    link = MarketLink(settings, name, loaded, pool, client, model.parent / "receipts")
+    link = MarketLink(settings, name, loaded, pool, client)
     link.start()
     try:
         yield link

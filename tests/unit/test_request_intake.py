@@ -27,6 +27,7 @@ from backbone.engine.text.tokenizer import Tokenizer
 from backbone.process.event_mapping import EventMapper, ModelNotFound, refusal, swarm_share
 from backbone.process.request_intake import RequestIntake
 from backbone.sampling_params import SamplingParams
+from backbone.stream.directory import ModelEntry
 from backbone.stream.events import Done, End, Failed, Queued, Started, SwarmShare, Token, TopLogprob, Usage
 from backbone.stream.payloads import GenerationRequest, RequestKind
 from kvasir.errors import KernelError, RequestError
@@ -34,6 +35,7 @@ from kvasir.gguf.index import GGUFIndex
 from tests.unit.engine_service import tiny_model
 
 REQUEST_ID = "0f" * 16
+ENTRY = ModelEntry("tiny", "fp_1", 512, "qwen3moe", 0)
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +98,7 @@ def test_a_missing_seed_is_drawn(intake: RequestIntake) -> None:
 
 
 def test_events_get_what_only_the_process_knows(tokenizer: Tokenizer) -> None:
-    mapper = EventMapper("b1", "tiny", "fp_1", tokenizer)
+    mapper = EventMapper("b1", ENTRY, tokenizer)
     assert mapper.event("r", Waiting(3)) == Queued(3)
     assert mapper.event("r", Began(9)) == Started(9, "tiny", "fp_1", "b1")
     assert mapper.event("r", NewToken(1, Sampled(5), "x")) == Token(1, 5, "x")
@@ -113,7 +115,7 @@ def test_events_get_what_only_the_process_knows(tokenizer: Tokenizer) -> None:
 
 @pytest.mark.parametrize("kind", list(FailureKind))
 def test_every_failure_has_a_status_and_a_code(kind: FailureKind, tokenizer: Tokenizer) -> None:
-    event = EventMapper("b1", "tiny", "fp_1", tokenizer).event("r", Broken(JobFailure(kind, "why")))
+    event = EventMapper("b1", ENTRY, tokenizer).event("r", Broken(JobFailure(kind, "why")))
     assert isinstance(event, Failed) and event.status >= 499 and event.code and event.message == "why"
 
 

@@ -21,8 +21,7 @@ from backbone.engine.serving.token_sources import (
     count_sources,
     sources_of_rows,
 )
-from backbone.process.event_mapping import OPERATORS, shown_worker
-from backbone.process.trace_mapping import request_trace
+from backbone.process.event_mapping import OPERATORS, request_trace, shown_worker
 from backbone.stream.events import EventError
 from backbone.stream.request_trace import FALLBACK, WORKER, RequestTrace, TraceSource, trace_from_text
 from tests.unit.engine_service import SHAPE, Valve, running, single_run, spec, tiny_model
