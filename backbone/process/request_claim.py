@@ -23,7 +23,7 @@ from backbone.stream.keys import (
 
 logger = logging.getLogger(__name__)
 
-_REDELIVERED = Failed(502, "backbone_lost", "the backbone that took this request went away; send it again")
+_REDELIVERED = Failed(502, "backbone_lost", "the backbone that took this request has stopped; send it again")
 
 
 class Claim(Enum):

@@ -154,5 +154,5 @@ def test_an_event_survives_its_json(event: Event) -> None:
     "text", ["", "[]", "{}", '{"kind":"new"}', '{"kind":"end"}', '{"kind":"queued","position":1,"x":2}']
 )
 def test_an_entry_that_is_no_event_is_an_error(text: str) -> None:
-    with pytest.raises(EventError, match="no event"):
+    with pytest.raises(EventError, match="not an event"):
         event_from_json(text)
