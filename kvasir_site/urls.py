@@ -7,7 +7,7 @@ from django.urls import URLPattern, URLResolver, include, path
 
 from backbone.api import docs as api_docs
 from backbone.api.routes import api
-from backbone.api.swarm import health as api_health
+from backbone.api.service import health as api_health
 from frontend import views as page_views
 from market import operator_views
 from market.api import api as market_api
@@ -27,6 +27,6 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("", include("frontend.urls")),
 ]
 
-handler400 = "backbone.api.fallbacks.bad_request"
+handler400 = "backbone.api.errors.bad_request"
 handler404 = "kvasir_site.fallbacks.not_found"
-handler500 = "backbone.api.fallbacks.server_error"
+handler500 = "backbone.api.errors.server_error"

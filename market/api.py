@@ -1,4 +1,4 @@
-"""The market's routes, and the answer to each of its errors; `kvasir_site.urls` mounts them at /api/ (docs/reference/market.md).
+"""The market's routes, and the answer to each of its errors; `kvasir_site.urls` mounts them at /api/.
 
 `market.nodes.node_auth` checks the token first; a view calls `market.nodes.identity` or
 `market.coverage.participation`. Errors are answered as {"error": {"code", "message"}}.

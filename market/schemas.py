@@ -1,4 +1,4 @@
-"""The bodies of the market's requests, parsed by ninja, and the form of times in its answers (docs/reference/market.md).
+"""The bodies of the market's requests, parsed by ninja, and the form of times in its answers.
 
 Unknown fields are ignored: clients may send more than this site reads.
 """

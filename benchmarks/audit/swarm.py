@@ -12,7 +12,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from backbone.engine.sampling.params import SamplingParams
 from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.swarm.edge_pool import EdgePool
 from backbone.engine.swarm.expert_store import ExpertStore
@@ -22,6 +21,7 @@ from backbone.engine.trust.book import Forgetful
 from backbone.engine.trust.guard import Lie, WorkGuard
 from backbone.engine.trust.standing import TrustPolicy, TrustState
 from backbone.management.generation import Generation, generate
+from backbone.sampling_params import SamplingParams
 from kvasir.kernels.registry import kernel_named
 from kvasir.worker.serving.holdings import open_holdings
 from kvasir_site.supervisor.local_workers import LocalWorker

@@ -12,12 +12,12 @@ from typing import NamedTuple
 import numpy as np
 
 from backbone.engine.dispatch.dispatcher import ExpertDispatcher
-from backbone.engine.sampling.params import SamplingParams
 from backbone.engine.serving.engine import Engine
 from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.serving.sequence import Sequence as EngineSequence
 from backbone.engine.serving.token_choice import Logits
 from backbone.engine.swarm.transport import NoWorkers
+from backbone.sampling_params import SamplingParams
 
 N_TOKENS = 4
 PROMPT = [(7 * column) % 199 + 1 for column in range(19)]

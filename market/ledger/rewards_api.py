@@ -1,4 +1,4 @@
-"""The routes of GET /api/rewards, of its entries and of the leaderboard (docs/reference/rewards.md). `market.api` mounts them."""
+"""The routes of GET /api/rewards, of its entries and of the leaderboard. `market.api` mounts them."""
 
 from __future__ import annotations
 

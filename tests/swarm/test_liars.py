@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from backbone.engine.sampling.params import SamplingParams
 from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.swarm.edge_pool import EdgePool
 from backbone.engine.swarm.transport import NoWorkers
@@ -22,6 +21,7 @@ from backbone.engine.trust.book import Forgetful
 from backbone.engine.trust.guard import Lie, WorkGuard
 from backbone.engine.trust.standing import TrustPolicy, TrustState
 from backbone.management.generation import DispatchSettings, Generation, first_difference, generate
+from backbone.sampling_params import SamplingParams
 from kvasir.worker.serving.holdings import Holdings, open_holdings
 from tests.oracles.tiny_gguf import TinyModel, write_tiny
 from tests.swarm.liars import Answer, EveryNth, NotANumber, Replaying, Silent

@@ -23,7 +23,7 @@ from django.core.management import call_command
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
-from backbone.engine.sampling.params import SamplingParams
+from backbone.sampling_params import SamplingParams
 from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.swarm.transport import NoWorkers
 from backbone.management.generation import first_difference, generate

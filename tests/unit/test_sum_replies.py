@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from backbone.engine.dispatch.dispatcher import WRONG, ExpertDispatcher
 from backbone.engine.ops.interface import Routing
-from backbone.engine.sampling.params import SamplingParams
 from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.serving.sum_calibration import calibrate, sum_scale_of
 from backbone.engine.serving.tally import Tally
@@ -30,6 +29,7 @@ from backbone.engine.swarm.transport import NoWorkers, Transport
 from backbone.engine.trust.guard import WorkGuard
 from backbone.engine.trust.standing import TrustPolicy
 from backbone.management.generation import DispatchSettings, first_difference, generate
+from backbone.sampling_params import SamplingParams
 from kvasir.errors import ConfigError, EdgeTimeout
 from kvasir.experts import ExpertRange, FloatRows
 from kvasir.kernels.api import EncodedRows, Pairs, RowFormat

@@ -17,9 +17,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from backbone.engine.sampling.params import SamplingParams
 from backbone.engine.sampling.ranks import Positions, Values, at_least, descending, largest, lower_bound
 from backbone.engine.sampling.weights import Weights, n_in_share, nucleus, pick, row_weights, scaled, weights_of
+from backbone.sampling_params import SamplingParams
 from kvasir.errors import RequestError
 
 

@@ -1,6 +1,6 @@
-"""/healthz, /readyz and /metrics: for load balancers and Prometheus, outside the API and its OpenAPI page.
+"""/healthz, /readyz and /metrics, for load balancers and Prometheus; they are not part of the OpenAPI page.
 
-Health is node-local on purpose: a check that looks at Redis would take every web process out at once.
+/healthz looks at this process alone: if it depended on Redis, an outage would remove all web processes at once.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from backbone.api.errors import from_exception
 from backbone.api.keys.auth import ApiKeyAuth
 from backbone.api.keys.store import KeyScope
+from backbone.api.message_store import message_store
+from backbone.api.service.metrics import METRICS, BackboneStats, exposition
 from backbone.api.settings import ApiSettings
-from backbone.api.swarm.metrics import METRICS, BackboneStats, exposition
-from backbone.api.swarm.world import swarm
 from kvasir import __version__
 
 logger = logging.getLogger(__name__)
@@ -30,13 +30,13 @@ _metrics_key = ApiKeyAuth(KeyScope.METRICS)
 
 @require_safe
 async def healthz(_request: HttpRequest) -> HttpResponse:
-    """This process answers."""
+    """Answer that this process runs."""
     return JsonResponse({"status": "ok", "version": __version__, "uptime_s": round(time.monotonic() - _STARTED, 1)})
 
 
 @require_safe
 async def readyz(_request: HttpRequest) -> HttpResponse:
-    """Whether a request would be served: Redis answers and a backbone's lease stands."""
+    """Answer 200 if Redis answers and a backbone has a valid lease, else 503."""
     reason = await _unready()
     if reason is None:
         return JsonResponse({"status": "ready"})
@@ -45,7 +45,7 @@ async def readyz(_request: HttpRequest) -> HttpResponse:
 
 @require_safe
 async def metrics(request: HttpRequest) -> HttpResponse:
-    """Prometheus's text format, for keys with the scope `metrics`, or for all (KVASIR_METRICS_OPEN)."""
+    """Answer in Prometheus's text format, to keys with the scope `metrics` or to all (KVASIR_METRICS_OPEN)."""
     if not ApiSettings.from_django().metrics_open:
         try:
             await _metrics_key(request)
@@ -53,8 +53,8 @@ async def metrics(request: HttpRequest) -> HttpResponse:
             return from_exception(error).response()
     try:
         async with asyncio.timeout(LOOK_DEADLINE_S):
-            stats, queue_length = await swarm().stats(), await swarm().queue_length()
-    except Exception as error:  # the process's own counters are worth having even so
+            stats, queue_length = await message_store().stats(), await message_store().queue_length()
+    except Exception as error:  # the process's own counters are still useful
         logger.warning("the backbones' counters could not be read: %s", error)
         stats, queue_length = {}, 0
     return HttpResponse(exposition(METRICS, BackboneStats(stats, queue_length)), content_type=CONTENT_TYPE_LATEST)
@@ -63,7 +63,7 @@ async def metrics(request: HttpRequest) -> HttpResponse:
 async def _unready() -> str | None:
     try:
         async with asyncio.timeout(LOOK_DEADLINE_S):
-            backbones = await swarm().backbones()
+            backbones = await message_store().backbones()
     except Exception as error:
         logger.warning("not ready: %s", error)
         return "redis"

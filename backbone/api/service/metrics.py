@@ -1,7 +1,7 @@
-"""/metrics for Prometheus: what this web process counted, and what all backbones report through Redis.
+"""Metrics for Prometheus: this web process's counters, and the counters that all backbones write to Redis.
 
-The web's counters are this process's own (scrape each web process); the backbones' come from the directory, so any web
-process tells them all. Called by `api` around each request and by the view of /metrics.
+Scrape each web process for its own counters; any web process returns those of all backbones. `routes` counts requests
+here, `service.health` serves /metrics.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from backbone.api.chat.usage import SOURCES, UsageTally
 
 _LATENCIES_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
-# Names of the backbones' report (`backbone_process`). What is not a counter is a gauge.
+# Names in the backbones' statistics (`backbone_process`) that are counters; all others are gauges.
 _COUNTERS = frozenset({"steps", "tokens", "drafted_tokens", "accepted_tokens", "completed", "failed"})
 _BY_SOURCE = {f"row_experts_{source}": source for source in SOURCES}
 
 
 class ApiMetrics:
-    """The web process's counters, in a registry of their own."""
+    """The web process's counters, in their own registry."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -48,7 +48,7 @@ class ApiMetrics:
         )
 
     def count_usage(self, tally: UsageTally) -> None:
-        """What a reply used."""
+        """Count a reply's tokens and row-experts."""
         self.tokens.labels("prompt").inc(tally.prompt_tokens)
         self.tokens.labels("completion").inc(tally.completion_tokens)
         for source in SOURCES:
@@ -59,7 +59,7 @@ METRICS = ApiMetrics()
 
 
 class Measurement:
-    """One generation's way into the counters, from its request on."""
+    """Counts one generation, from its request to its end."""
 
     def __init__(self, metrics: ApiMetrics, endpoint: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._metrics = metrics
@@ -70,13 +70,13 @@ class Measurement:
         metrics.open.inc()
 
     def token(self) -> None:
-        """A token came; the first is timed."""
+        """Record the latency of the first token."""
         if not self._has_token:
             self._has_token = True
             self._metrics.first_seconds.labels(self._endpoint).observe(self._clock() - self._began)
 
     def close(self, tally: UsageTally, *, is_complete: bool) -> None:
-        """The generation is over, for whatever reason."""
+        """Count the end of the generation."""
         self._metrics.open.dec()
         self._metrics.seconds.labels(self._endpoint).observe(self._clock() - self._began)
         self._metrics.count_usage(tally)
@@ -85,16 +85,16 @@ class Measurement:
 
 
 class BackboneStats(Collector):
-    """One look at the backbones' counters as metrics."""
+    """The backbones' counters at one moment, as metrics."""
 
     def __init__(self, stats: Mapping[str, Mapping[str, float]], queue_length: int) -> None:
         self._stats = stats
         self._queue_length = queue_length
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics, each with one sample for every backbone that reports it."""
+        """Yield the metrics, each with one sample for every backbone that reports it."""
         yield GaugeMetricFamily("kvasir_queue_length", "Requests that no backbone has taken", self._queue_length)
-        yield GaugeMetricFamily("kvasir_backbones", "Backbones whose lease stands", len(self._stats))
+        yield GaugeMetricFamily("kvasir_backbones", "Backbones with a valid lease", len(self._stats))
         names = {name for fields in self._stats.values() for name in fields}
         for name in sorted(names - _BY_SOURCE.keys()):
             yield self._family(name)
@@ -109,7 +109,7 @@ class BackboneStats(Collector):
         return family
 
     def _by_source(self) -> Metric:
-        words = "Row-experts by who computed them"
+        words = "Row-experts by source"
         family = CounterMetricFamily("kvasir_backbone_row_experts", words, labels=["backbone", "source"])
         for backbone_id, fields in self._stats.items():
             for name, source in _BY_SOURCE.items():
@@ -119,7 +119,7 @@ class BackboneStats(Collector):
 
 
 def exposition(metrics: ApiMetrics, backbones: BackboneStats) -> bytes:
-    """Everything in Prometheus's text format."""
+    """Return all metrics in Prometheus's text format."""
     passing = CollectorRegistry(auto_describe=False)
     passing.register(backbones)
     return generate_latest(metrics.registry) + generate_latest(passing)

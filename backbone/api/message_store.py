@@ -1,6 +1,7 @@
-"""What the API needs of the world, as one interface: the queue, the streams, the directory, the buckets.
+"""Everything that the API reads and writes in Redis, as one interface that tests replace by a fake.
 
-`api_*` modules ask `swarm()`; in the service that is Redis, in tests whatever was put in with `using`.
+Views call `message_store()`: the queue of requests, their events, records and traces, the directory of models and
+backbones, the token buckets.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from typing import Protocol
 
 from redis.asyncio import Redis
 
-from backbone.api.keys.limits import Rate, take
 from backbone.stream import client as stream
 from backbone.stream import directory
 from backbone.stream.client import StreamEntry, StreamSettings
@@ -22,12 +22,13 @@ from backbone.stream.payloads import GenerationRequest
 from backbone.stream.request_record import RequestRecord, read_record
 from backbone.stream.request_trace import RequestTrace, read_trace
 from backbone.stream.silence import alive_backbones
+from market.nodes.rate_limits import Rate, take
 
 MODELS_KEPT_S = 1.0
 
 
-class Swarm(Protocol):
-    """Everything outside the web process. Methods raise RedisLost or Redis's errors when it cannot be reached."""
+class MessageStore(Protocol):
+    """The interface. Methods raise RedisLost or Redis's own errors if Redis cannot be reached."""
 
     async def enqueue(self, request: GenerationRequest) -> int: ...
 
@@ -50,8 +51,8 @@ class Swarm(Protocol):
     async def take(self, bucket: str, rate: Rate) -> float: ...
 
 
-class RedisSwarm:
-    """The service's own. Models are remembered for a second, so that a request costs no look into the directory."""
+class RedisMessageStore:
+    """The site's Redis. Models are cached for MODELS_KEPT_S, so that most requests need no look into the directory."""
 
     def __init__(self) -> None:
         self._models: list[ModelEntry] = []
@@ -89,20 +90,20 @@ class RedisSwarm:
         return int(await _client().llen(QUEUE))
 
     async def take(self, bucket: str, rate: Rate) -> float:
-        return await take(_client(), bucket, rate, time.time())
+        return await take(_client(), bucket, rate, int(time.time() * 1000))
 
 
-_current: list[Swarm] = [RedisSwarm()]
+_current: list[MessageStore] = [RedisMessageStore()]
 
 
-def swarm() -> Swarm:
-    """The one in use."""
+def message_store() -> MessageStore:
+    """Return the store in use."""
     return _current[-1]
 
 
 @contextmanager
-def using(other: Swarm) -> Iterator[None]:
-    """Another one until the end, for tests."""
+def using(other: MessageStore) -> Iterator[None]:
+    """Use another store inside the context, for tests."""
     _current.append(other)
     try:
         yield

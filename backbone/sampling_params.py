@@ -1,13 +1,15 @@
-"""What a request may ask of sampling: values, their ranges, and the errors that name both.
+"""The sampling parameters of a request: names, defaults, ranges, and their form in JSON.
 
-Built by whoever reads a request (REST, command line), handed to `sampling.sample` unchanged; never mutated.
+The API and the commands build them, a request carries them to the backbone, the engine's `sampling` package uses them.
+Never imports torch. A new parameter is a field here and, for clients, a field of `backbone.api.chat.schemas`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
+from typing import Any
 
 from kvasir.errors import RequestError
 
@@ -19,10 +21,10 @@ MAX_BIASED_TOKENS = 4096
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token is chosen and when a text ends; the defaults change nothing but for temperature 1.
+    """How the next token is chosen and when a text ends. By default tokens are drawn from the model's distribution.
 
-    `seed` None lets the engine choose one. `logprobs` None reports none, n reports the chosen token's and the n best.
-    `stop` and `logit_bias` are copied. Raises RequestError on a value out of its range.
+    `seed` None: the backbone draws one. `logprobs` None reports no log-probabilities, N those of the chosen token and
+    of the N likeliest. `stop` and `logit_bias` are copied. Raises RequestError for a value out of its range.
     """
 
     temperature: float = 1.0  # 0 takes the likeliest token
@@ -34,7 +36,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     seed: int | None = None
     stop: Sequence[str] = ()
-    max_tokens: int | None = None  # None: as many as the context holds
+    max_tokens: int | None = None  # None: up to the end of the context
     logprobs: int | None = None
     logit_bias: Mapping[int, float] = field(default_factory=dict)
 
@@ -55,25 +57,50 @@ class SamplingParams:
         object.__setattr__(self, "stop", _checked_stops(self.stop))
         object.__setattr__(self, "logit_bias", _checked_bias(self.logit_bias))
 
+    def to_values(self) -> dict[str, Any]:
+        """Return the values that differ from the defaults, by name and ready for JSON."""
+        given = {name: value for name in _NAMES if (value := getattr(self, name)) != getattr(_DEFAULTS, name)}
+        return given | {"logit_bias": dict(self.logit_bias)} if "logit_bias" in given else given
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, Any]) -> SamplingParams:
+        """Return the parameters that a JSON object holds; a null stands for the default.
+
+        Raises RequestError for an unknown name or a value out of its range.
+        """
+        unknown = sorted(set(values) - set(_NAMES))
+        if unknown:
+            raise RequestError(f"sampling has {unknown[0]!r}; known are {', '.join(sorted(_NAMES))}")
+        given = {name: value for name, value in values.items() if value is not None}
+        if isinstance(bias := given.get("logit_bias"), Mapping):
+            given["logit_bias"] = {_token_id(token): value for token, value in bias.items()}
+        return cls(**given)
+
     @property
     def is_greedy(self) -> bool:
-        """Whether no random number is drawn."""
+        """Return whether no random number is drawn."""
         return self.temperature == 0
 
     @property
     def has_penalties(self) -> bool:
-        """Whether what was said before changes the logits."""
+        """Return whether earlier tokens change the logits."""
         return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
 
     def check_vocabulary(self, n_vocab: int) -> None:
-        """Raise RequestError when `logit_bias` names a token that the vocabulary does not have."""
+        """Raise RequestError if `logit_bias` names a token that is not in the vocabulary."""
         unknown = [token for token in self.logit_bias if token >= n_vocab]
         if unknown:
             raise RequestError(f"logit_bias names token {unknown[0]}; this model's ids go from 0 to {n_vocab - 1}")
 
 
+def _token_id(text: str) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise RequestError(f"logit_bias has the key {text[:80]!r}; keys must be token ids")
+    return int(text)
+
+
 def _check_number(name: str, value: float, low: float, high: float, *, above: bool = False) -> None:
-    """`above`: the lower end itself is not allowed."""
+    """Raise RequestError unless low <= value <= high; with `above`, `low` itself is refused too."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if is_number and low <= value <= high and not (above and value == low):  # a NaN is in no range
         return
@@ -107,3 +134,7 @@ def _checked_bias(bias: object) -> Mapping[int, float]:
         _check_integer("a token of logit_bias", token, 0, (1 << 31) - 1)
         _check_number(f"logit_bias of token {token}", value, -100.0, 100.0)
     return MappingProxyType(dict(bias))
+
+
+_NAMES = tuple(one.name for one in fields(SamplingParams))
+_DEFAULTS = SamplingParams()

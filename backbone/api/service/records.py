@@ -1,21 +1,18 @@
-"""The reply of /v1/requests/{id}: a request's record for the key that sent it, and for nobody else.
+"""Replies of /v1/requests/{id} and its /trace, for the key that sent the request and for no other.
 
-Called by `api`. Who asks for another key's request hears what he would hear if there were none. Besides the record's
-own flags, lies that were proven since then count by SQL: the backbone that served the request may be gone.
+`routes` calls it. Another key gets the same error as for an unknown request. Besides the record's flags, lies that were
+proven later are read from SQL, since the backbone that served the request may no longer run.
 """
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Mapping
 from typing import Any
 
-from asgiref.sync import sync_to_async
-
 from backbone.api.errors import ApiError
-from backbone.api.keys.auth import SQL_DEADLINE_S
-from backbone.api.swarm.world import swarm
+from backbone.api.keys.auth import ask_sql
+from backbone.api.message_store import message_store
 from backbone.stream.events import Done, Failed
 from backbone.stream.request_record import RequestRecord
 from market.nodes.trust_store import lies_since
@@ -24,17 +21,17 @@ _ID = re.compile(r"(?:cmpl-|chatcmpl-)?([0-9a-f]{32})")
 
 
 async def owned_record(given_id: str, key_id: str) -> RequestRecord:
-    """The record that this key may read. `given_id` is a reply's id, or a request's. Raises ApiError 404."""
+    """Return a record that this key may read. `given_id` is a reply's id or a request's. Raises ApiError 404."""
     form = _ID.fullmatch(given_id)
-    record = await swarm().record(form[1]) if form else None
+    record = await message_store().record(form[1]) if form else None
     if record is None or not key_id or record.owner != key_id:
-        message = "there is no record of this request: it has not ended, ended long ago, or was sent with another key"
+        message = "there is no record of this request: it still runs, ended long ago, or was sent with another key"
         raise ApiError(404, "request_not_found", message, param="id")
     return record
 
 
 async def record_reply(given_id: str, key_id: str) -> dict[str, Any]:
-    """The reply's body. Raises ApiError 404, and 503 when SQL is slow."""
+    """Return a record's reply. Raises ApiError 404, and 503 if SQL does not answer."""
     record = await owned_record(given_id, key_id)
     end, flags = record.end, await _flags(record)
     return {
@@ -50,6 +47,28 @@ async def record_reply(given_id: str, key_id: str) -> dict[str, Any]:
         "flags": [{"worker": worker, "evidence_id": name} for name, worker in sorted(flags.items())],
         "unconfirmed": list(record.unconfirmed),
     }
+
+
+async def trace_reply(given_id: str, key_id: str) -> dict[str, Any]:
+    """Return a trace's reply: where the answer's last tokens were computed. Raises ApiError 404."""
+    record = await owned_record(given_id, key_id)
+    trace = await message_store().trace(record.request_id)
+    if trace is None:
+        message = "there is no trace of this request: it ended over an hour ago, made no token, or traces are not kept"
+        raise ApiError(404, "trace_not_found", message, param="id")
+    return {
+        "id": record.request_id,
+        "object": "request.trace",
+        "first_token": trace.first_token,
+        "layers": list(trace.layers),
+        "sources": [{"kind": source.kind, "worker": source.worker} for source in trace.sources],
+        "tokens": [[_nonzero(layer) for layer in token] for token in trace.tokens()],
+    }
+
+
+def _nonzero(layer: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Return (source, count) where the count is not 0: most workers of a large swarm compute nothing for a token."""
+    return [(source, n) for source, n in enumerate(layer) if n]
 
 
 def _answered(end: Done | Failed) -> dict[str, Any]:
@@ -75,9 +94,5 @@ def _answered(end: Done | Failed) -> dict[str, Any]:
 async def _flags(record: RequestRecord) -> Mapping[str, str]:
     if not record.unconfirmed:
         return record.flags
-    try:
-        async with asyncio.timeout(SQL_DEADLINE_S):
-            proven = await sync_to_async(lies_since)(record.unconfirmed, record.created)
-    except TimeoutError:
-        raise ApiError(503, "database_slow", "the database did not answer in time", retry_after_s=5) from None
+    proven = await ask_sql(lies_since, record.unconfirmed, record.created)
     return {**proven, **record.flags}
