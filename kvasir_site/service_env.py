@@ -42,9 +42,8 @@ def service_settings(
         speculate=_choice("KVASIR_SPECULATE", environ),
         draft_tokens=env_int("KVASIR_DRAFT_TOKENS", 8, 1, 64, environ),
         n_threads=env_int("KVASIR_THREADS", 0, 0, 4096, environ) or None,
-        dense=_choice("KVASIR_DENSE", environ),
+        dense=_dense(environ),
         device=_choice("KVASIR_DEVICE", environ),
-        fast_rows=env_int("KVASIR_FAST_ROWS", 0, 0, 65536, environ),
         gpu_expert_bytes=_size("KVASIR_GPU_EXPERT_BYTES", environ.get("KVASIR_GPU_EXPERT_BYTES") or "0"),
         kernel=_choice("KVASIR_KERNEL", environ),
         reply=_choice("KVASIR_REPLY", environ),
@@ -66,6 +65,16 @@ def service_settings(
 def _groups(environ: Mapping[str, str]) -> int | None:
     is_auto = environ.get("KVASIR_GROUPS", "auto").strip() in ("", "auto")
     return None if is_auto else env_int("KVASIR_GROUPS", 1, 1, 64, environ)
+
+
+def _dense(environ: Mapping[str, str]) -> str:
+    dense = _choice("KVASIR_DENSE", environ)
+    if dense == "fast" and _choice("KVASIR_DEVICE", environ) == "cpu":
+        raise ConfigError(
+            "KVASIR_DENSE=fast needs a CUDA device and KVASIR_DEVICE is cpu; set KVASIR_DENSE=kx1, which is faster "
+            "on a CPU, or KVASIR_DEVICE=cuda"
+        )
+    return dense
 
 
 def _strict(environ: Mapping[str, str]) -> bool:

@@ -24,13 +24,13 @@ def test_every_variable_is_read() -> None:
         "KVASIR_THREADS": "3", "KVASIR_DENSE": "float", "KVASIR_KERNEL": "kx1", "KVASIR_REPLY": "f16",
         "KVASIR_WORKERS": "a:1, b:2", "KVASIR_RELAYS": "wss://r", "KVASIR_WORKER_DEADLINE_S": "2.5",
         "KVASIR_MAX_DEADLINE_S": "60", "KVASIR_STOP_S": "1", "KVASIR_STALL_S": "40",
-        "KVASIR_TRACE_TOKENS": "7", "KVASIR_HOT_BYTES": "3GiB", "KVASIR_DEVICE": "auto", "KVASIR_FAST_ROWS": "12",
+        "KVASIR_TRACE_TOKENS": "7", "KVASIR_HOT_BYTES": "3GiB", "KVASIR_DEVICE": "auto",
         "KVASIR_GPU_EXPERT_BYTES": "4GiB",
     }  # fmt: skip
     assert service_settings(DEMO, environ) == ServiceSettings(
         Path("big.gguf"), "big", 8, 2 << 30, 512, 9, 32, 2, 3, "float", "kx1", "f16",
         ("a:1", "b:2"), ("wss://r",), 2.5, 60.0, 1.0, 40.0, n_traced_tokens=7, hot_bytes=3 << 30,
-        device="auto", fast_rows=12, gpu_expert_bytes=4 << 30,
+        device="auto", gpu_expert_bytes=4 << 30,
     )  # fmt: skip
 
 
@@ -61,9 +61,16 @@ def test_a_wrong_value_is_named(name: str, value: str) -> None:
 def test_strict_mode_refuses_a_dense_path_whose_bits_depend_on_the_batch() -> None:
     for dense in ("fast", "float"):
         with pytest.raises(ConfigError, match=rf"KVASIR_STRICT=1.*KVASIR_DENSE={dense}.*KVASIR_DENSE=kx1"):
-            service_settings(DEMO, {"KVASIR_STRICT": "1", "KVASIR_DENSE": dense})
+            service_settings(DEMO, {"KVASIR_STRICT": "1", "KVASIR_DENSE": dense, "KVASIR_DEVICE": "cuda"})
     assert service_settings(DEMO, {"KVASIR_STRICT": "1"}).strict
-    assert service_settings(DEMO, {"KVASIR_STRICT": "0", "KVASIR_DENSE": "fast"}).dense == "fast"
+    assert service_settings(DEMO, {"KVASIR_STRICT": "0", "KVASIR_DENSE": "float"}).dense == "float"
+
+
+def test_the_fast_dense_path_needs_a_cuda_device() -> None:
+    for device in ({}, {"KVASIR_DEVICE": "cpu"}):
+        with pytest.raises(ConfigError, match=r"^KVASIR_DENSE=fast needs a CUDA device.*set KVASIR_DENSE=kx1"):
+            service_settings(DEMO, {"KVASIR_DENSE": "fast", **device})
+    assert service_settings(DEMO, {"KVASIR_DENSE": "fast", "KVASIR_DEVICE": "cuda"}).dense == "fast"
 
 
 def test_the_command_holds_as_many_tasks_as_may_run_and_wait() -> None:

@@ -2,7 +2,7 @@
 
 `torch_ops` is the oracle: plain torch in float32 or float64. `stable_ops` is what production runs: quantised
 matrices in place, and every result row computed in a fixed order from its own inputs alone, so that a row's bits do
-not depend on its batch, on the chunking of a prompt or on the thread count. `fast_ops` trades that for speed.
+not depend on its batch, on the chunking of a prompt or on the thread count.
 """
 
 from __future__ import annotations
