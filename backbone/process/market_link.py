@@ -20,7 +20,8 @@ from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.swarm.edge_pool import EdgePool
 from backbone.engine.swarm.reply_format import ReplyFormat
 from backbone.engine.swarm.transport import Transport
-from backbone.engine.trust.draws import KEY_BYTES
+from backbone.engine.trust.audit import KEY_BYTES
+from backbone.engine.trust.entry_tests import WorkerAccess
 from backbone.engine.trust.guard import Lie, WorkGuard
 from backbone.engine.trust.receipts import TrafficCounter
 from backbone.process.receipt_flush import ReceiptFlusher
@@ -59,13 +60,11 @@ class MarketLink:
         self.node_of: Callable[[str], str] = transport.node_of if isinstance(transport, EdgePool) else str
         self.guard = WorkGuard(
             loaded.store,
-            transport,
+            WorkerAccess(transport, ReplyFormat(settings.reply), self.node_of),
             key=secrets.token_bytes(KEY_BYTES),
             is_strict=settings.strict,
             keeper=SqlTrustKeeper(),
             on_lie=self._note_lie,
-            reply_format=ReplyFormat(settings.reply),
-            node_of=self.node_of,
         )
         self.records = RecordKeeper(client, self.guard.exposures, node_of=self.node_of)
         self._flusher = ReceiptFlusher(

@@ -7,11 +7,23 @@ only when drafts are asked for, so that steps which are too full for them cost n
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from backbone.engine.drafts.length import AcceptedShare, HeadShare, gain, worth_drafting, worth_guessing
 from backbone.engine.drafts.prompt_lookup import PromptLookup
 
 READ_AT_ONCE = 64  # tokens, about 0.1 ms
+
+
+@dataclass(frozen=True, slots=True)
+class DraftCounts:
+    """Tokens. What was drafted and not accepted was computed for nothing."""
+
+    drafted: int = 0
+    accepted: int = 0
+
+    def __add__(self, other: DraftCounts) -> DraftCounts:
+        return DraftCounts(self.drafted + other.drafted, self.accepted + other.accepted)
 
 
 class Drafter:

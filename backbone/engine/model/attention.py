@@ -12,17 +12,16 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from backbone.engine.model.batch import Step
 from backbone.engine.model.kv_cache import Kept, SlotCache
 from backbone.engine.model.loader import DenseTensors
-from backbone.engine.model.step import Step
 from backbone.engine.ops.interface import HeadForm, KVLayer, Linear, Ops
 from backbone.engine.ops.model_config import AttentionConfig, ModelConfig, QKNorm
-from backbone.engine.ops.rope import turned
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Attention:
-    """Implements `mixers.Mixer`."""
+    """Implements `layer.Mixer`."""
 
     layer: int
     config: AttentionConfig
@@ -87,8 +86,8 @@ class Attention:
         slots = torch.tensor([s.slot for s in step.segments for _ in range(s.n_rows)], device=x.device)
         places = torch.tensor([p for s in step.segments for p in range(s.position, s.position + s.n_rows)])
         places = places.to(x.device)
-        cos, sin = step.ropes[self.config.rope].at(places)
-        cache.keys[slots, :, places] = turned(heads, cos, sin, has_adjacent_pairs=form.has_adjacent_pairs)
+        rope = step.ropes[self.config.rope]
+        cache.keys[slots, :, places] = rope.turned(heads, places, has_adjacent_pairs=form.has_adjacent_pairs)
         cache.values[slots, :, places] = value.view(len(x), self.config.n_kv_head, self.config.d_head_v)
 
     def _cache(self, step: Step) -> KVLayer:

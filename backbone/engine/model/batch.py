@@ -5,15 +5,17 @@ The engine's scheduler makes batches and the model runs them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from backbone.engine.model.expert_caller import ExpertCaller
 from backbone.engine.model.kv_cache import SlotCache
-from backbone.engine.ops.interface import Segment
+from backbone.engine.ops.interface import RopeTable, Segment
+from backbone.engine.ops.model_config import RopeConfig
 from kvasir.errors import RequestError
 
 
@@ -63,3 +65,14 @@ class Batch:
     def last_rows(self) -> list[int]:
         """The last row of each segment: where the next token is sampled."""
         return [segment.first_row + segment.n_rows - 1 for segment in self.segments]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """One forward over the rows of some segments; of the last `n_tentative` it is not decided which rows are kept."""
+
+    segments: tuple[Segment, ...]
+    cache: SlotCache
+    ropes: Mapping[RopeConfig, RopeTable]
+    experts: ExpertCaller
+    n_tentative: int = 0

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
-from typing import Protocol, runtime_checkable
+from collections.abc import Awaitable, Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
-from backbone.engine.model.step_rows import StepRows
 from backbone.engine.ops.interface import Routing
 
 
@@ -35,6 +37,46 @@ class SummingCaller(Protocol):
     def submit_sums(self, layer: int, rows: Tensor, routing: Routing) -> Awaitable[Tensor]:
         """As `submit`, with the combine's weights; the awaitable yields the combined rows [T, d_model]."""
         ...
+
+
+class RequestRows(NamedTuple):
+    """The next rows of a step that belong to one request."""
+
+    request_id: str
+    n_rows: int
+    is_strict: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepRows:
+    """The requests of a step's T rows."""
+
+    request_ids: tuple[str, ...] = ()  # by chunk
+    chunk_of_row: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))  # [T]
+    is_strict: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))  # [T]
+
+    @classmethod
+    def of(cls, chunks: Iterable[RequestRows]) -> StepRows:
+        """Return the rows of a step, given its chunks in order."""
+        parts = tuple(chunks)
+        lengths = [part.n_rows for part in parts]
+        return cls(
+            tuple(part.request_id for part in parts),
+            np.repeat(np.arange(len(parts), dtype=np.int32), lengths),
+            np.repeat(np.asarray([part.is_strict for part in parts], np.bool_), lengths),
+        )
+
+    def requests_of(self, rows: npt.NDArray[np.int32]) -> list[str]:
+        """Ids of the requests that have one of these rows; none when the step's rows were never told."""
+        if not len(self.chunk_of_row):
+            return []
+        return [self.request_ids[chunk] for chunk in np.unique(self.chunk_of_row[rows]).tolist()]
+
+    def strict_pairs(self, rows: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_] | None:
+        """Which of some pairs, given by their rows, belong to strict requests; None when none does."""
+        if not self.is_strict.any():
+            return None
+        return np.asarray(self.is_strict[rows])
 
 
 @runtime_checkable

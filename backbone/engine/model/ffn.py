@@ -11,9 +11,9 @@ from typing import Protocol, Self
 
 from torch import Tensor
 
+from backbone.engine.model.batch import Step
 from backbone.engine.model.expert_caller import SummingCaller
 from backbone.engine.model.loader import DenseTensors
-from backbone.engine.model.step import Step
 from backbone.engine.ops.interface import Linear, Ops, Routing
 from backbone.engine.ops.model_config import (
     DenseFFNConfig,

@@ -14,9 +14,9 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from backbone.engine.model.batch import Step
 from backbone.engine.model.kv_cache import DeltaLayer, DeltaRows, Kept, SlotCache
 from backbone.engine.model.loader import DenseTensors
-from backbone.engine.model.step import Step
 from backbone.engine.ops.interface import Linear, Ops, Segment
 from backbone.engine.ops.model_config import GatedDeltaConfig, ModelConfig
 
@@ -25,7 +25,7 @@ _L2_EPS = 1e-6  # fixed in the reference, whatever the model's norms use
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GatedDelta:
-    """Implements `mixers.Mixer`."""
+    """Implements `layer.Mixer`."""
 
     layer: int
     config: GatedDeltaConfig

@@ -5,17 +5,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Protocol, Self
 
 from torch import Tensor
 
+from backbone.engine.model.attention import Attention
+from backbone.engine.model.batch import Step
 from backbone.engine.model.ffn import FFN, load_ffn
+from backbone.engine.model.gated_delta import GatedDelta
+from backbone.engine.model.kv_cache import Kept, SlotCache
 from backbone.engine.model.loader import DenseTensors
-from backbone.engine.model.mixers import Mixer, load_mixer
-from backbone.engine.model.step import Step
 from backbone.engine.ops.interface import Ops
-from backbone.engine.ops.model_config import LayerConfig, ModelConfig
+from backbone.engine.ops.model_config import AttentionConfig, GatedDeltaConfig, LayerConfig, ModelConfig
+
+
+class Mixer(Protocol):
+    """The part of a layer in which rows of a sequence see each other."""
+
+    def forward(self, x: Tensor, step: Step) -> Tensor:
+        """Normalised rows [T, d_model] -> what is added to the residual stream [T, d_model]."""
+        ...
+
+    def settle(self, cache: SlotCache, kept: Sequence[Kept]) -> None:
+        """Bring the layer's state to the rows that are kept of tentative segments."""
+        ...
+
+
+_LOADERS: Mapping[type, Callable[[DenseTensors, int, Any, ModelConfig, Ops], Mixer]] = {
+    AttentionConfig: Attention.load,
+    GatedDeltaConfig: GatedDelta.load,
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,7 +57,7 @@ class Layer:
             ops=ops,
             norm_eps=model.norm_eps,
             mixer_norm=tensors.vector("attn_norm.weight", model.d_model),
-            mixer=load_mixer(tensors, layer, model, ops),
+            mixer=_LOADERS[type(layer.mixer)](tensors, layer.layer, layer.mixer, model, ops),
             ffn_norm=tensors.vector(f"{layer.ffn_norm}.weight", model.d_model),
             ffn=load_ffn(tensors, layer, model, ops),
         )

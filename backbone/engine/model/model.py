@@ -13,17 +13,15 @@ import torch
 from torch import Tensor
 
 from backbone.engine.model.architectures import read_config
-from backbone.engine.model.batch import Batch
+from backbone.engine.model.batch import Batch, Step
 from backbone.engine.model.expert_caller import ExpertCaller
 from backbone.engine.model.kv_cache import Kept, SlotCache
 from backbone.engine.model.layer import Layer
 from backbone.engine.model.loader import DenseTensors, leave_experts
 from backbone.engine.model.mtp_head import MtpHead
 from backbone.engine.model.mtp_layer import ModelEnds, MtpLayer
-from backbone.engine.model.step import Step
-from backbone.engine.ops.interface import Ops
+from backbone.engine.ops.interface import Ops, RopeTable
 from backbone.engine.ops.model_config import ModelConfig, Presence
-from backbone.engine.ops.rope import RopeTable
 from kvasir.errors import RequestError
 from kvasir.gguf.index import GGUFIndex
 

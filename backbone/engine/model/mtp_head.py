@@ -16,14 +16,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from backbone.engine.model.batch import Batch
+from backbone.engine.model.batch import Batch, Step
 from backbone.engine.model.expert_caller import ExpertCaller
 from backbone.engine.model.kv_cache import Kept, SlotCache
 from backbone.engine.model.mtp_layer import Guessed, MtpLayer
-from backbone.engine.model.step import Step
-from backbone.engine.ops.interface import Segment
+from backbone.engine.ops.interface import RopeTable, Segment
 from backbone.engine.ops.model_config import RopeConfig
-from backbone.engine.ops.rope import RopeTable
 from kvasir.errors import KvasirError
 
 logger = logging.getLogger(__name__)

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from backbone.engine.model.attention import Attention
+from backbone.engine.model.batch import Step
 from backbone.engine.model.layer import Layer
 from backbone.engine.model.loader import DenseTensors
-from backbone.engine.model.step import Step
 from backbone.engine.ops.interface import Linear, Ops
 from backbone.engine.ops.model_config import ModelConfig, Presence
 from kvasir.errors import UnsupportedModelError

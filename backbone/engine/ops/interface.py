@@ -14,9 +14,32 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from backbone.engine.ops.model_config import RouterConfig
-from backbone.engine.ops.rope import RopeTable
+from backbone.engine.ops.devices import CPU
+from backbone.engine.ops.model_config import RopeConfig, RouterConfig
 from kvasir.experts import WeightMatrix
+
+
+class RopeTable:
+    """Cosines and sines of every position up to `n_ctx`."""
+
+    def __init__(self, config: RopeConfig, n_ctx: int, dtype: torch.dtype, device: torch.device = CPU) -> None:
+        exponents = torch.arange(0, config.n_dims, 2, dtype=torch.float64) / config.n_dims
+        angles = torch.outer(torch.arange(n_ctx, dtype=torch.float64), config.base**-exponents)
+        self.cos = angles.cos().to(dtype).to(device)  # [n_ctx, n_dims / 2]
+        self.sin = angles.sin().to(dtype).to(device)
+
+    def turned(self, heads: Tensor, positions: Tensor, *, has_adjacent_pairs: bool) -> Tensor:
+        """Return heads [T, h, d] with their first `n_dims` values turned by their positions, int64 [T]."""
+        cos, sin = self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)  # [T, 1, n_dims / 2]
+        n_rotated = 2 * cos.shape[-1]
+        rotated, rest = heads[..., :n_rotated], heads[..., n_rotated:]
+        if has_adjacent_pairs:
+            a, b = rotated[..., 0::2], rotated[..., 1::2]
+            pairs = torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
+        else:
+            a, b = rotated.chunk(2, -1)
+            pairs = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+        return torch.cat([pairs, rest], -1)
 
 
 class Segment(NamedTuple):

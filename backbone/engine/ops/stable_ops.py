@@ -17,10 +17,8 @@ from gguf import GGMLQuantizationType
 from torch import Tensor
 
 from backbone.engine.ops.devices import CPU
-from backbone.engine.ops.head_shapes import heads_input, heads_shape
-from backbone.engine.ops.interface import HeadForm, KVLayer, Linear, Routing, Segment
+from backbone.engine.ops.interface import HeadForm, KVLayer, Linear, RopeTable, Routing, Segment
 from backbone.engine.ops.model_config import RouterConfig, ScoreFunction
-from backbone.engine.ops.rope import RopeTable
 from kvasir.errors import KernelError
 from kvasir.experts import WeightMatrix
 from kvasir.kernels import native
@@ -146,13 +144,13 @@ class StableOps:
     ) -> Tensor:
         """Norms, rotation, the cache and attention of projected rows, in one call."""
         query, key, value = _float_rows(query), _float_rows(key), _float_rows(value)
-        n_rows, shape = query.shape[0], heads_shape(query, key, value, form, rope, cache)
+        n_rows, shape = query.shape[0], _heads_shape(query, key, value, form, rope, cache)
         numbers = checked_segments(segments, n_rows, cache.keys.shape[0], shape[0])
         out = torch.empty((n_rows, shape[1], shape[4]))
         error = self._lib.kv_attend(
             self._isa,
             (ctypes.c_int64 * len(shape))(*shape),
-            heads_input(query, key, value, form, rope),
+            _heads_input(query, key, value, form, rope),
             cache.keys.data_ptr(),
             cache.values.data_ptr(),
             address(numbers),
@@ -165,7 +163,7 @@ class StableOps:
         return out
 
     def route(self, logits: Tensor, config: RouterConfig, selection_bias: Tensor | None) -> Routing:
-        """The same choice as `router.route` of the same scores."""
+        """The same choice as `TorchOps.route` of the same scores."""
         logits, n_rows = _float_rows(logits), logits.shape[0]
         if logits.shape[1] != config.n_expert:
             raise KernelError(f"there are logits for {logits.shape[1]} experts of {config.n_expert}")
@@ -237,6 +235,47 @@ class StableOps:
             partials.data_ptr(), weights.data_ptr(), n_rows, n_used, d, out.data_ptr(), self._n_threads
         )
         return out
+
+
+def _heads_input(query: Tensor, key: Tensor, value: Tensor, form: HeadForm, rope: RopeTable) -> native.HeadsInput:
+    """Addresses, for as long as the tensors live."""
+    return native.HeadsInput(
+        query.data_ptr(),
+        key.data_ptr(),
+        value.data_ptr(),
+        None if form.query_norm is None else form.query_norm.data_ptr(),
+        None if form.key_norm is None else form.key_norm.data_ptr(),
+        rope.cos.data_ptr(),
+        rope.sin.data_ptr(),
+        form.norm_eps,
+        form.scale,
+    )
+
+
+def _heads_shape(
+    query: Tensor, key: Tensor, value: Tensor, form: HeadForm, rope: RopeTable, cache: KVLayer
+) -> tuple[int, ...]:
+    """heads_shape of csrc/rowops.h. Raises KernelError for parts that do not fit together."""
+    n_slot, n_kv_head, n_ctx, d_head = cache.keys.shape
+    d_value, (n_rows, d_query) = cache.values.shape[3], query.shape
+    norms = [0 if norm is None else norm.numel() for norm in (form.query_norm, form.key_norm)]
+    wanted = (
+        ("keys", key.shape, (n_rows, n_kv_head * d_head)),
+        ("values", value.shape, (n_rows, n_kv_head * d_value)),
+        ("cached values", cache.values.shape, (n_slot, n_kv_head, n_ctx, d_value)),
+        ("cosines", rope.cos.shape, (n_ctx, rope.cos.shape[1])),
+    )
+    for name, found, fitting in wanted:
+        if found != fitting:
+            raise KernelError(f"{name} {list(found)} do not fit; {list(fitting)} are needed")
+    if d_query % (n_kv_head * d_head) or 2 * rope.cos.shape[1] > d_head:
+        raise KernelError(f"queries of {d_query} and {rope.cos.shape[1]} rotated pairs do not fit heads of {d_head}")
+    if norms[0] not in (0, d_head, d_query) or norms[1] not in (0, d_head, n_kv_head * d_head):
+        raise KernelError(f"head norms of {norms} weights do not fit heads of {d_head}")
+    for tensor in (cache.keys, cache.values, rope.cos, rope.sin):
+        if tensor.dtype is not torch.float32 or not tensor.is_contiguous():
+            raise KernelError("cache and rotations are used where they lie: they must be float32 and contiguous")
+    return (n_ctx, d_query // d_head, n_kv_head, d_head, d_value, *norms, rope.cos.shape[1], form.has_adjacent_pairs)
 
 
 def _weights(matrix: WeightMatrix) -> Tensor:

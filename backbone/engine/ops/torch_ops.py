@@ -15,13 +15,14 @@ import torch.nn.functional as nnf
 from torch import Tensor
 
 from backbone.engine.ops.devices import CPU
-from backbone.engine.ops.interface import HeadForm, KVLayer, Linear, Routing, Segment
-from backbone.engine.ops.model_config import RouterConfig
-from backbone.engine.ops.rope import RopeTable, turned
-from backbone.engine.ops.router import route
+from backbone.engine.ops.interface import HeadForm, KVLayer, Linear, RopeTable, Routing, Segment
+from backbone.engine.ops.model_config import RouterConfig, ScoreFunction
 from kvasir.experts import WeightMatrix
 
 _SOFTPLUS_IS_IDENTITY = 50.0  # above this exp(-x) is nothing, even in float64
+# What the sigmoid routers of DeepSeek and GLM add to a sum of weights that may be tiny.
+_SIGMOID_SUM_EPS = 1e-20
+_RANKED_IN_GROUP = 2  # a group is as good as the sum of its best two experts
 
 
 class TorchOps:
@@ -97,9 +98,10 @@ class TorchOps:
         """Norms, rotation, the cache and attention of projected rows, one after the other."""
         slots = torch.tensor([s.slot for s in segments for _ in range(s.n_rows)], device=self._device)
         positions = torch.tensor([s.position + row for s in segments for row in range(s.n_rows)], device=self._device)
-        cos, sin = rope.at(positions)
         query, key = (
-            turned(self._heads(x, norm, form.norm_eps, cache), cos, sin, has_adjacent_pairs=form.has_adjacent_pairs)
+            rope.turned(
+                self._heads(x, norm, form.norm_eps, cache), positions, has_adjacent_pairs=form.has_adjacent_pairs
+            )
             for x, norm in ((query, form.query_norm), (key, form.key_norm))
         )
         cache.keys[slots, :, positions] = key
@@ -114,8 +116,20 @@ class TorchOps:
         return self.rms_norm(x.view(len(x), -1, norm.numel()), norm, eps).view(heads.shape)
 
     def route(self, logits: Tensor, config: RouterConfig, selection_bias: Tensor | None) -> Routing:
-        """See `router`."""
-        return route(logits, config, selection_bias)
+        """Choose experts for router logits [T, n_expert]; a stable sort gives ties to the lower expert id."""
+        is_sigmoid = config.score_function is ScoreFunction.SIGMOID
+        scores = torch.sigmoid(logits) if is_sigmoid else torch.softmax(logits, -1)
+        ranked = scores if selection_bias is None else scores + selection_bias
+        if config.n_group > 1:
+            ranked = _within_best_groups(ranked, config)
+        expert_ids = _highest(ranked, config.n_used)
+        weights = scores.gather(-1, expert_ids)
+        if config.is_normalised:
+            total = _ordered_sum(weights)
+            weights = weights / (total + _SIGMOID_SUM_EPS if is_sigmoid else total)
+        if config.weights_scale != 1.0:
+            weights = weights * config.weights_scale
+        return Routing(expert_ids, weights)
 
     def attention(self, q: Tensor, cache: KVLayer, segments: Sequence[Segment], scale: float) -> Tensor:
         """Causal attention of q [T, n_head, d_head], sequence by sequence."""
@@ -192,3 +206,25 @@ class TorchOps:
         blocks = matrix.data.reshape(matrix.n_out, -1)[rows]
         values = np.asarray(gguf.dequantize(blocks, matrix.quant_type), np.float32).reshape(-1, matrix.n_in)
         return torch.from_numpy(values.copy() if not values.flags.writeable else values).to(self._dtype)
+
+
+def _highest(scores: Tensor, n: int) -> Tensor:
+    """Places of the n highest of each row, best first, equal ones in ascending order: [T, m] -> int64 [T, n]."""
+    return torch.sort(scores, dim=-1, descending=True, stable=True).indices[:, :n].contiguous()
+
+
+def _ordered_sum(values: Tensor) -> Tensor:
+    """Sum over the last dimension in ascending order, one add after another: [T, n] -> [T, 1]."""
+    total = values[:, :1]
+    for column in range(1, values.shape[1]):
+        total = total + values[:, column : column + 1]
+    return total
+
+
+def _within_best_groups(ranked: Tensor, config: RouterConfig) -> Tensor:
+    """Set the scores of all experts outside a row's best groups to -inf."""
+    grouped = ranked.view(ranked.shape[0], config.n_group, -1)  # [T, n_group, experts of a group]
+    best = torch.sort(grouped, dim=-1, descending=True, stable=True).values[..., :_RANKED_IN_GROUP]
+    chosen = _highest(best[..., 0] + best[..., 1], config.n_group_used)  # [T, n_group_used]
+    is_left_out = torch.ones(grouped.shape[:2], dtype=torch.bool, device=grouped.device).scatter_(1, chosen, False)
+    return grouped.masked_fill(is_left_out.unsqueeze(-1), float("-inf")).flatten(1)

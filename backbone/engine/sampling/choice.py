@@ -18,8 +18,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backbone.engine.sampling.params import SamplingParams
-from backbone.engine.sampling.ranks import Positions, Values, at_least, descending, largest, lower_bound
-from backbone.engine.sampling.weights import Weights, n_in_share, nucleus, pick, row_weights, scaled, weights_of
+from backbone.engine.sampling.weights import (
+    Positions,
+    Values,
+    Weights,
+    at_least,
+    descending,
+    largest,
+    lower_bound,
+    n_in_share,
+    nucleus,
+    pick,
+    row_weights,
+    scaled,
+    weights_of,
+)
 from kvasir.errors import RequestError
 
 

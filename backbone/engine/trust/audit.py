@@ -7,6 +7,8 @@ judge: with KX1 any two devices agree to the bit, so one different bit is a proo
 from __future__ import annotations
 
 import hashlib
+import threading
+from collections import OrderedDict
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -20,6 +22,9 @@ from kvasir.kernels.api import EncodedRows, RowFormat
 from kvasir.kernels.sums import RowSums, sum_outputs
 from kvasir.wire.frames import SumOrder
 
+KEY_BYTES = 32
+MAX_ANSWERS = 4096  # of each node
+MAX_NODES = 1024
 MAX_EVIDENCE_EXPERTS = 64
 FLOAT_TOLERANCE = 1e-3  # of the largest value of a row
 FLOAT_MIN_COSINE = 0.9999
@@ -143,6 +148,58 @@ class Judge:
             found_by=found_by,
             at=at,
         )
+
+
+class ReplayMemory:
+    """Hashes of questions by hashes of answers, for each node. Bounded: the oldest are forgotten first."""
+
+    def __init__(self, max_answers: int = MAX_ANSWERS, max_nodes: int = MAX_NODES) -> None:
+        self._max_answers = max_answers
+        self._max_nodes = max_nodes
+        self._lock = threading.Lock()
+        self._nodes: OrderedDict[str, OrderedDict[int, int]] = OrderedDict()
+
+    def is_old(self, node_id: str, reply: Reply) -> bool:
+        """Whether the node gave these very outputs before, for another question; remembers them if it did not."""
+        answered = hash(reply.outputs.tobytes())
+        order = None if reply.order is None else (reply.order.weights.tobytes(), reply.order.exponents.tobytes())
+        asked = hash((reply.layer, reply.expert_ids.tobytes(), reply.rows[reply.pair_rows].tobytes(), order))
+        with self._lock:
+            known = self._nodes.setdefault(node_id, OrderedDict())
+            self._nodes.move_to_end(node_id)
+            before = known.setdefault(answered, asked)
+            known.move_to_end(answered)
+            if len(known) > self._max_answers:
+                known.popitem(last=False)
+            if len(self._nodes) > self._max_nodes:
+                self._nodes.popitem(last=False)
+        return before != asked
+
+
+class SecretDraws:
+    """A sequence of draws; the same key always gives the same one. Safe to use from several threads."""
+
+    def __init__(self, key: bytes) -> None:
+        """`key` has KEY_BYTES random bytes, as from `secrets.token_bytes`."""
+        if len(key) != KEY_BYTES:
+            raise ValueError(f"the key has {len(key)} bytes, {KEY_BYTES} are needed")
+        self._key = key
+        self._lock = threading.Lock()
+        self._n_drawn = 0
+
+    def unit(self) -> float:
+        """From 0 up to, not including, 1."""
+        return (int.from_bytes(self._next()[:8]) >> 11) / 2.0**53
+
+    def generator(self) -> np.random.Generator:
+        """A new generator with a seed of 256 bits."""
+        return np.random.default_rng(int.from_bytes(self._next()))
+
+    def _next(self) -> bytes:
+        with self._lock:
+            self._n_drawn += 1
+            number = self._n_drawn
+        return hashlib.blake2b(number.to_bytes(8), key=self._key, digest_size=32).digest()
 
 
 def equal_rows(one: Answer, other: Answer) -> np.ndarray[Any, np.dtype[np.bool_]]:

@@ -30,9 +30,13 @@ class Receipt:
     start: int
     stop: int
     row_experts: int
-    verified: bool  # False: not to be paid, for `reason`
     at: float  # unix seconds of the last of them
-    reason: str = ""
+    reason: str = ""  # why it is not paid
+
+    @property
+    def verified(self) -> bool:
+        """Whether it is paid."""
+        return not self.reason
 
 
 @dataclass(slots=True)
@@ -110,7 +114,7 @@ class ReceiptBook:
         with self._lock:
             settled, self._settled = self._settled, {}
         return tuple(
-            Receipt(node_id, self._fingerprint, held.layer, held.start, held.stop, count, not reason, at, reason)
+            Receipt(node_id, self._fingerprint, held.layer, held.start, held.stop, count, at, reason)
             for (node_id, held, _, reason), (count, at) in settled.items()
         )
 

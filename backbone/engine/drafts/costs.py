@@ -13,6 +13,8 @@ _DOUBT = 4.0  # how much variance of the rows what was known before counts for, 
 _NO_TIME_S = 1e-9  # a clock that stands still says nothing
 _HOPE = 0.5  # by how much a cost that is in doubt is taken for less
 _LEARN = 0.1  # of what the last steps say, at each step
+_FIRST_SHARE = 0.1  # of a step, before anything is known
+_TRUSTED_FOR = 256  # questions without a new time: then it is found out again
 
 
 class RowCost:
@@ -61,3 +63,32 @@ class RowCost:
         row = (self._covariance / self._weight + known * _DOUBT) / (variance + _DOUBT)
         least, most = self._seconds / (self._rows + _MOST_ROWS), self._seconds / self._rows
         return self._seconds / min(max(row, least), most) - self._rows
+
+
+class HeadCost:
+    """Moving moments of the head's forwards; `add` each, ask `relative`."""
+
+    def __init__(self) -> None:
+        self._line: RowCost | None = None  # None until the first time has passed: that one reads weights from a disk
+        self._n_asked = 0
+
+    def add(self, n_rows: int, seconds: float) -> None:
+        """One guess for each of so many sequences took so long."""
+        self._n_asked = 0
+        if self._line is None:
+            self._line = RowCost()
+        else:
+            self._line.add(n_rows, seconds)
+
+    def relative(self, step: RowCost, n_tokens: int, n_rows: int) -> float:
+        """The cost of one guess for each of `n_rows` sequences, for one of them.
+
+        A token costs 1 in a `step` without drafts that makes `n_tokens`.
+        """
+        self._n_asked += 1
+        if self._n_asked > _TRUSTED_FOR and self._line is not None:
+            self._line = RowCost()
+        head_s = self._line.seconds(n_rows) if self._line is not None else None
+        step_s = step.seconds(n_tokens)
+        share = head_s / step_s if head_s is not None and step_s is not None else _FIRST_SHARE
+        return share * n_tokens / n_rows
