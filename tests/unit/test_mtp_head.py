@@ -242,7 +242,7 @@ def test_other_heads_are_left_alone(model: TinyModel, tmp_path: Path, caplog: py
     path = write_tiny(tmp_path / "m.gguf", model)
     with caplog.at_level("DEBUG"), LoadedModel.open(path, n_slot=1, n_threads=1, has_mtp_head=True) as loaded:
         assert loaded.model.mtp_head is None
-    assert ("MTP layers: not run" in caplog.text) is bool(model.shape.n_mtp_layer)
+    assert ("MTP layers: not supported" in caplog.text) is bool(model.shape.n_mtp_layer)
 
 
 def test_experts_of_another_layer_are_refused(tmp_path: Path) -> None:

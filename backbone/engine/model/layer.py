@@ -1,6 +1,7 @@
 """One layer of a model: norms, a mixer and an FFN around the residual stream.
 
-`model` runs its decoding layers through it, and `mtp_layer` the one of the MTP head.
+`model` runs its decoding layers through it, and `mtp_layer` the MTP head's. Another kind of mixer is another entry in
+_LOADERS.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from backbone.engine.ops.model_config import AttentionConfig, GatedDeltaConfig, 
 
 
 class Mixer(Protocol):
-    """The part of a layer in which rows of a sequence see each other."""
+    """The part of a layer in which the rows of a sequence see each other."""
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
-        """Normalised rows [T, d_model] -> what is added to the residual stream [T, d_model]."""
+        """Map normalised rows [T, d_model] to what is added to the residual stream [T, d_model]."""
         ...
 
     def settle(self, cache: SlotCache, kept: Sequence[Kept]) -> None:
-        """Bring the layer's state to the rows that are kept of tentative segments."""
+        """Advance the layer's state by the rows of tentative segments that are kept."""
         ...
 
 
@@ -52,7 +53,7 @@ class Layer:
 
     @classmethod
     def load(cls, tensors: DenseTensors, layer: LayerConfig, model: ModelConfig, ops: Ops) -> Self:
-        """Take the layer's tensors."""
+        """Load the layer's tensors."""
         return cls(
             ops=ops,
             norm_eps=model.norm_eps,
@@ -63,6 +64,6 @@ class Layer:
         )
 
     async def forward(self, x: Tensor, step: Step) -> Tensor:
-        """The residual stream [T, d_model] after this layer."""
+        """Return the residual stream [T, d_model] after this layer."""
         x = x + self.mixer.forward(self.ops.rms_norm(x, self.mixer_norm, self.norm_eps), step)
         return x + await self.ffn.forward(self.ops.rms_norm(x, self.ffn_norm, self.norm_eps), step)

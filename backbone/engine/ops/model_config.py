@@ -160,7 +160,7 @@ class ModelConfig:
         Raises UnsupportedModelError if there is none.
         """
         if self.mtp_layer is None:
-            raise UnsupportedModelError(f"{self.architecture}: no MTP head of this model is run")
+            raise UnsupportedModelError(f"{self.architecture}: no MTP head of this model is supported")
         return replace(self, layers=(*self.layers, self.mtp_layer), n_mtp_layer=0)
 
     @property
