@@ -1,6 +1,6 @@
-"""What a request may ask of sampling: values, their ranges, and the errors that name both.
+"""The sampling parameters of a request, their ranges, and the errors that name both.
 
-Built by whoever reads a request (REST, command line), handed to `sampling.sample` unchanged; never mutated.
+REST and the command line build them from a request, and `sampling.choice` reads them; they are never changed.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ MAX_BIASED_TOKENS = 4096
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token is chosen and when a text ends; the defaults change nothing but for temperature 1.
+    """How the next token is chosen and when a text ends. The defaults sample from the model's own distribution.
 
     `seed` None lets the engine choose one. `logprobs` None reports none, n reports the chosen token's and the n best.
     `stop` and `logit_bias` are copied. Raises RequestError on a value out of its range.
     """
 
-    temperature: float = 1.0  # 0 takes the likeliest token
+    temperature: float = 1.0  # 0: always the likeliest token
     top_k: int = 0  # 0: off
     top_p: float = 1.0
     min_p: float = 0.0
@@ -34,7 +34,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     seed: int | None = None
     stop: Sequence[str] = ()
-    max_tokens: int | None = None  # None: as many as the context holds
+    max_tokens: int | None = None  # None: up to the end of the context
     logprobs: int | None = None
     logit_bias: Mapping[int, float] = field(default_factory=dict)
 
@@ -57,23 +57,23 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether no random number is drawn."""
+        """Return whether no random number is drawn."""
         return self.temperature == 0
 
     @property
     def has_penalties(self) -> bool:
-        """Whether what was said before changes the logits."""
+        """Return whether earlier tokens change the logits."""
         return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
 
     def check_vocabulary(self, n_vocab: int) -> None:
-        """Raise RequestError when `logit_bias` names a token that the vocabulary does not have."""
+        """Raise RequestError if `logit_bias` names a token that is not in the vocabulary."""
         unknown = [token for token in self.logit_bias if token >= n_vocab]
         if unknown:
             raise RequestError(f"logit_bias names token {unknown[0]}; this model's ids go from 0 to {n_vocab - 1}")
 
 
 def _check_number(name: str, value: float, low: float, high: float, *, above: bool = False) -> None:
-    """`above`: the lower end itself is not allowed."""
+    """Raise RequestError unless the value is a number in the range; `above` excludes the lower end."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if is_number and low <= value <= high and not (above and value == low):  # a NaN is in no range
         return
