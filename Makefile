@@ -53,7 +53,7 @@ coverage: $(VENV)/.dev  ## All tests with coverage, which takes a fifth longer
 	@$(BIN)/python -m pytest -n 3 --dist loadfile --cov --cov-report=term:skip-covered --cov-fail-under=85
 
 bench: $(VENV)/.dev  ## The benchmarks, one JSON line each
-	@for name in exact expert generate load relay serve market slices audit trace webgpu vs_llamacpp long_context fast full_shape threads overhead scale latency_hiding hot_cache wire speculate; do $(BIN)/python -m benchmarks.bench_$$name --json || exit 1; done
+	@for name in exact expert generate load relay serve market slices audit trace webgpu vs_llamacpp long_context full_shape threads overhead scale latency_hiding hot_cache wire speculate; do $(BIN)/python -m benchmarks.bench_$$name --json || exit 1; done
 
 clean:  ## Remove the environment and what was built
 	rm -rf $(VENV) kvasir/kernels/_native build *.egg-info run

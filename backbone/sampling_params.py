@@ -27,7 +27,7 @@ class SamplingParams:
     of the N likeliest. `stop` and `logit_bias` are copied. Raises RequestError for a value out of its range.
     """
 
-    temperature: float = 1.0  # 0 takes the likeliest token
+    temperature: float = 1.0  # 0: always the likeliest token
     top_k: int = 0  # 0: off
     top_p: float = 1.0
     min_p: float = 0.0

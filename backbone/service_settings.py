@@ -45,7 +45,6 @@ class ServiceSettings:
     n_traced_tokens: int = 64  # last tokens of an answer in its trace
     hot_bytes: int = 0  # of busy experts that the backbone computes itself while the others' rows travel
     device: str = "cpu"  # of the dense path
-    fast_rows: int = 0  # rows from which the fast dense path uses copies; 0: by measurement
     gpu_expert_bytes: int = 0  # memory of a GPU for experts that are computed here
 
     @property

@@ -53,6 +53,7 @@ REMOVED = {
     "KVASIR_STALL_S": FIXED,
     "KVASIR_QUEUE_WAIT_S": FIXED,
     "KVASIR_SLICE_DOWNLOADS_ALL": FIXED,
+    "KVASIR_FAST_ROWS": "remove it; KVASIR_DENSE=fast needs a CUDA device and makes no copies on a CPU",
     "KVASIR_REDIS_PORT": "remove it; a free port is used, or set REDIS_URL to a server of your own",
     "KVASIR_WORKER_THREADS": "remove it; the cores are shared out",
 }

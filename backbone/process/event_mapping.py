@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from backbone.engine.drafts.counts import DraftCounts
+from backbone.engine.drafts.drafter import DraftCounts
 from backbone.engine.serving.jobs import (
     Began,
     Broken,

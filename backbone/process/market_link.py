@@ -19,7 +19,8 @@ from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.swarm.edge_pool import EdgePool
 from backbone.engine.swarm.reply_format import ReplyFormat
 from backbone.engine.swarm.transport import Transport
-from backbone.engine.trust.draws import KEY_BYTES
+from backbone.engine.trust.audit import KEY_BYTES
+from backbone.engine.trust.entry_tests import WorkerAccess
 from backbone.engine.trust.guard import WorkGuard
 from backbone.engine.trust.receipts import TrafficCounter
 from backbone.process.receipt_flush import ReceiptFlusher
@@ -57,13 +58,11 @@ class MarketLink:
         self.node_of: Callable[[str], str] = transport.node_of if isinstance(transport, EdgePool) else str
         self.guard = WorkGuard(
             loaded.store,
-            transport,
+            WorkerAccess(transport, ReplyFormat(settings.reply), self.node_of),
             key=secrets.token_bytes(KEY_BYTES),
             is_strict=settings.strict,
             keeper=SqlTrustKeeper(),
             on_lie=lambda lie: self.records.flag(lie.flagged),
-            reply_format=ReplyFormat(settings.reply),
-            node_of=self.node_of,
         )
         self.records = RecordKeeper(client, self.guard.exposures, node_of=self.node_of)
         self._flusher = ReceiptFlusher(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, replace
 
 from django.db import Error, close_old_connections, connection
 
@@ -151,10 +152,7 @@ def work_receipts(receipts: Iterable[Receipt]) -> Iterable[WorkReceipt]:
     for item in receipts:
         if not is_node(item.node_id):
             continue
-        reason = "" if item.verified else (item.reason or "not verified")[:LONGEST_REASON]
         try:
-            yield WorkReceipt(
-                item.node_id, item.fingerprint, item.layer, item.start, item.stop, item.row_experts, item.at, reason
-            )
+            yield WorkReceipt(**asdict(replace(item, reason=item.reason[:LONGEST_REASON])))
         except KvasirError as error:
             logger.error("a receipt is lost: %s", error)

@@ -58,7 +58,6 @@ def open_model(settings: ServiceSettings, memory: Callable[[], int | None] = ava
         n_ctx=n_ctx,
         dense=Dense(settings.dense),
         device=Device(settings.device),
-        fast_rows=settings.fast_rows,
         gpu_expert_bytes=settings.gpu_expert_bytes,
         kernel=KernelChoice(settings.kernel),
         n_threads=settings.n_threads,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from backbone.engine.dispatch.dispatcher import ExpertDispatcher
-from backbone.engine.drafts.counts import DraftCounts
+from backbone.engine.drafts.drafter import DraftCounts
 from backbone.engine.model.expert_caller import ExpertCaller
 from backbone.engine.serving.engine import Engine
 from backbone.engine.serving.loaded_model import LoadedModel

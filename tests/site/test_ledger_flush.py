@@ -12,7 +12,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -53,7 +52,7 @@ class Sql:
 
 
 def receipt(row_experts: int, node_id: str = "n1", reason: str = "") -> Receipt:
-    return Receipt(node_id, MODEL, 3, 0, 8, row_experts, not reason, AT, reason)
+    return Receipt(node_id, MODEL, 3, 0, 8, row_experts, AT, reason)
 
 
 def source(*drains: Sequence[Receipt]) -> Callable[[], Sequence[Receipt]]:
@@ -191,8 +190,6 @@ def test_only_receipts_of_nodes_are_taken_with_their_reasons() -> None:
     receipts = [receipt(1, "10.0.0.1:7000"), receipt(2, ""), receipt(3, "3 at wss://site/relay"), receipt(4)]
     taken = list(work_receipts([*receipts, receipt(5, reason="r" * 300)]))
     assert [(item.row_experts, item.reason) for item in taken] == [(4, ""), (5, "r" * 200)]
-    (unverified,) = work_receipts([replace(receipt(1), verified=False)])
-    assert unverified.reason == "not verified"
 
 
 def test_the_thread_flushes_at_the_stop_and_saves_too(tmp_path: Path) -> None:

@@ -23,12 +23,12 @@ from django.core.management import call_command
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
-from backbone.sampling_params import SamplingParams
 from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.swarm.transport import NoWorkers
 from backbone.management.generation import first_difference, generate
 from backbone.models import ApiKey
 from backbone.process import market_link
+from backbone.sampling_params import SamplingParams
 from market.ledger.posting import balance
 from market.models.ledger import LedgerEvent
 from market.models.nodes import NodeToken

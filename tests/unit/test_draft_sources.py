@@ -12,11 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from backbone.engine.drafts.costs import HeadCost, RowCost
 from backbone.engine.drafts.drafter import Drafter
-from backbone.engine.drafts.head_cost import HeadCost
 from backbone.engine.drafts.head_trial import HeadTrial
 from backbone.engine.drafts.length import DEAREST_ROW, HeadShare, gain, worth_guessing
-from backbone.engine.drafts.row_cost import RowCost
 from backbone.engine.model.mtp_head import MtpHead, SlotToken
 from backbone.engine.model.mtp_layer import Guessed
 from backbone.engine.serving.draft_sources import TRY_EVERY, DraftSources

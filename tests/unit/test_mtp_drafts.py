@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from backbone.engine.dispatch.dispatcher import ExpertDispatcher
-from backbone.engine.drafts.counts import DraftCounts
+from backbone.engine.drafts.drafter import DraftCounts
 from backbone.engine.drafts.prompt_lookup import PromptLookup
 from backbone.engine.model.mtp_head import MtpHead
 from backbone.engine.serving.engine import Engine

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from backbone.engine.drafts.counts import DraftCounts
+from backbone.engine.drafts.drafter import DraftCounts
 from backbone.engine.sampling.choice import Sampled, TokenLogprob
 from backbone.engine.serving.jobs import (
     Began,

@@ -26,6 +26,7 @@ from backbone.engine.swarm.placement import ReplicaMap
 from backbone.engine.swarm.reply_format import ReplyFormat
 from backbone.engine.swarm.sum_scale import SumScale
 from backbone.engine.swarm.transport import NoWorkers, Transport
+from backbone.engine.trust.entry_tests import WorkerAccess
 from backbone.engine.trust.guard import WorkGuard
 from backbone.engine.trust.standing import TrustPolicy
 from backbone.management.generation import DispatchSettings, first_difference, generate
@@ -116,10 +117,9 @@ def make_guard(loaded: LoadedModel) -> Iterator[Callable[..., WorkGuard]]:
     def make(transport: Transport, policy: TrustPolicy, **more: object) -> WorkGuard:
         guard = WorkGuard(
             loaded.store,
-            transport,
+            WorkerAccess(transport, ReplyFormat.SUM),
             key=bytes(32),
             policy=policy,
-            reply_format=ReplyFormat.SUM,
             **more,  # type: ignore[arg-type]
         )
         guards.append(guard)

@@ -21,7 +21,7 @@ from backbone.engine.dispatch.hedging import LATE, Attempt, HedgeCounters, first
 from backbone.engine.dispatch.hot_cache import NOBODY, HotCache, clocks
 from backbone.engine.dispatch.layer_call import CallFacts, LayerCall, PairCall, SumCall
 from backbone.engine.dispatch.trips import TripMeter
-from backbone.engine.model.step_rows import StepRows
+from backbone.engine.model.expert_caller import StepRows
 from backbone.engine.ops.interface import Routing
 from backbone.engine.swarm.expert_store import ExpertStore
 from backbone.engine.swarm.measured import UNMEASURED

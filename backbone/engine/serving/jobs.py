@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, TypeAlias
 
-from backbone.engine.drafts.counts import DraftCounts
+from backbone.engine.drafts.drafter import DraftCounts
 from backbone.engine.sampling.choice import Sampled
 from backbone.engine.serving.sequence import FinishReason, Sequence
 from backbone.engine.serving.shares import Shares

@@ -69,9 +69,9 @@ class Command(BaseCommand):
         )
         parser.add_argument(
             "--dense",
-            choices=list(Dense),
+            choices=(Dense.KX1, Dense.FLOAT),
             default=Dense.KX1,
-            help="arithmetic of the dense path: exact, faster for many rows, or torch as a reference",
+            help="arithmetic of the dense path: exact, or the torch oracle",
         )
         parser.add_argument("--kernel", choices=list(KernelChoice), default=KernelChoice.AUTO, help="expert kernel")
         parser.add_argument("--threads", type=int, help="threads to compute with (default: all cores)")
