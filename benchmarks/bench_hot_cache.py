@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from backbone.engine.dispatch.deadlines import DeadlineRule
+from backbone.engine.dispatch.counters import Tally
 from backbone.engine.dispatch.dispatcher import ExpertDispatcher
+from backbone.engine.dispatch.hedging import DeadlineRule
 from backbone.engine.dispatch.hot_cache import HotCache
 from backbone.engine.sampling.params import SamplingParams
 from backbone.engine.serving.engine import Engine
 from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.serving.sequence import Sequence as EngineSequence
-from backbone.engine.serving.tally import Tally
 from benchmarks.emulator.classes import PHONE, LinkClass, WorkerClass
 from benchmarks.emulator.clock import CpuLoop
 from benchmarks.emulator.swarm import EmulatedSwarm
@@ -148,8 +148,7 @@ async def _decode(
     experts = ExpertDispatcher(
         loaded.store,
         swarm,
-        deadline_s=PATIENCE_S,
-        deadlines=DeadlineRule(shortest_s=PATIENCE_S),
+        deadlines=DeadlineRule(PATIENCE_S, PATIENCE_S),
         on_served=tally.add,
         hot=hot,
     )

@@ -15,7 +15,7 @@ _CHOICES = {
     "KVASIR_DENSE": ("kx1", "fast", "float"),
     "KVASIR_DEVICE": ("cpu", "cuda", "auto"),
     "KVASIR_KERNEL": ("auto", "kx1", "float"),
-    "KVASIR_REPLY": ("f32", "f16", "sum"),
+    "KVASIR_REPLY": ("f32", "sum"),
     "KVASIR_SPECULATE": ("off", "auto"),
 }
 
@@ -47,7 +47,7 @@ def service_settings(
         fast_rows=env_int("KVASIR_FAST_ROWS", 0, 0, 65536, environ),
         gpu_expert_bytes=_size("KVASIR_GPU_EXPERT_BYTES", environ.get("KVASIR_GPU_EXPERT_BYTES") or "0"),
         kernel=_choice("KVASIR_KERNEL", environ),
-        reply=_choice("KVASIR_REPLY", environ),
+        reply=_reply(environ),
         hot_bytes=_size("KVASIR_HOT_BYTES", environ.get("KVASIR_HOT_BYTES") or "0"),
         workers=tuple(env_list("KVASIR_WORKERS", [], environ)),
         relays=tuple(env_list("KVASIR_RELAYS", [], environ)),
@@ -77,6 +77,12 @@ def _strict(environ: Mapping[str, str]) -> bool:
             "what runs beside it; set KVASIR_DENSE=kx1, or KVASIR_STRICT=0"
         )
     return is_strict
+
+
+def _reply(environ: Mapping[str, str]) -> str:
+    if environ.get("KVASIR_REPLY") == "f16":
+        raise ConfigError("KVASIR_REPLY=f16 was removed: set KVASIR_REPLY=sum, which needs fewer bytes, or f32")
+    return _choice("KVASIR_REPLY", environ)
 
 
 def _size(name: str, text: str) -> int:

@@ -10,15 +10,12 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from redis import Redis
 from redis.exceptions import RedisError
 
 from backbone.engine.serving.loaded_model import LoadedModel
-from backbone.engine.swarm.edge_pool import EdgePool
-from backbone.engine.swarm.reply_format import ReplyFormat
 from backbone.engine.swarm.transport import Transport
 from backbone.engine.trust.draws import KEY_BYTES
 from backbone.engine.trust.guard import Lie, WorkGuard
@@ -56,7 +53,6 @@ class MarketLink:
         self.traffic = TrafficCounter(card.n_layer, card.n_expert)
         self._meter = TrafficMeter(card.n_layer, card.n_expert)
         self._counted_at = time.monotonic()
-        self.node_of: Callable[[str], str] = transport.node_of if isinstance(transport, EdgePool) else str
         self.guard = WorkGuard(
             loaded.store,
             transport,
@@ -64,10 +60,8 @@ class MarketLink:
             is_strict=settings.strict,
             keeper=SqlTrustKeeper(),
             on_lie=self._note_lie,
-            reply_format=ReplyFormat(settings.reply),
-            node_of=self.node_of,
         )
-        self.records = RecordKeeper(client, self.guard.exposures, node_of=self.node_of)
+        self.records = RecordKeeper(client, self.guard.exposures, node_of=transport.node_of)
         self._flusher = ReceiptFlusher(
             backbone_id,
             self.guard.receipts.drain,

@@ -16,7 +16,6 @@ from backbone.engine.ops.devices import Device
 from backbone.engine.serving.loaded_model import Dense, KernelChoice, LoadedModel, make_ops
 from backbone.engine.serving.sum_calibration import sum_scale_of
 from backbone.engine.serving.waiting_line import slots_for_budget
-from backbone.engine.swarm.reply_format import ReplyFormat
 from backbone.engine.swarm.sum_scale import SumScale
 from backbone.process.slot_memory import available_memory, too_many_slots
 from backbone.service_settings import ServiceSettings
@@ -61,7 +60,7 @@ def open_model(settings: ServiceSettings, memory: Callable[[], int | None] = ava
 
 def open_sum_scale(settings: ServiceSettings, loaded: LoadedModel) -> SumScale | None:
     """The scale of sums where replies are sums: kept, or measured now. Raises ConfigError when there can be none."""
-    if ReplyFormat(settings.reply) is not ReplyFormat.SUM:
+    if settings.reply != "sum":
         return None
     return sum_scale_of(loaded, settings.sums_dir)
 

@@ -21,14 +21,14 @@ def test_every_variable_is_read() -> None:
     environ = {
         "KVASIR_MODEL": "big.gguf", "KVASIR_MODEL_NAME": "big", "KVASIR_SLOTS": "8", "KVASIR_KV_BYTES": "2GiB",
         "KVASIR_CTX": "512", "KVASIR_MAX_WAITING": "9", "KVASIR_STEP_ROWS": "32", "KVASIR_GROUPS": "2",
-        "KVASIR_THREADS": "3", "KVASIR_DENSE": "float", "KVASIR_KERNEL": "kx1", "KVASIR_REPLY": "f16",
+        "KVASIR_THREADS": "3", "KVASIR_DENSE": "float", "KVASIR_KERNEL": "kx1", "KVASIR_REPLY": "sum",
         "KVASIR_WORKERS": "a:1, b:2", "KVASIR_RELAYS": "wss://r", "KVASIR_WORKER_DEADLINE_S": "2.5",
         "KVASIR_MAX_DEADLINE_S": "60", "KVASIR_STOP_S": "1", "KVASIR_STALL_S": "40",
         "KVASIR_TRACE_TOKENS": "7", "KVASIR_HOT_BYTES": "3GiB", "KVASIR_DEVICE": "auto", "KVASIR_FAST_ROWS": "12",
         "KVASIR_GPU_EXPERT_BYTES": "4GiB",
     }  # fmt: skip
     assert service_settings(DEMO, environ) == ServiceSettings(
-        Path("big.gguf"), "big", 8, 2 << 30, 512, 9, 32, 2, 3, "float", "kx1", "f16",
+        Path("big.gguf"), "big", 8, 2 << 30, 512, 9, 32, 2, 3, "float", "kx1", "sum",
         ("a:1", "b:2"), ("wss://r",), 2.5, 60.0, 1.0, 40.0, n_traced_tokens=7, hot_bytes=3 << 30,
         device="auto", fast_rows=12, gpu_expert_bytes=4 << 30,
     )  # fmt: skip
@@ -41,6 +41,7 @@ def test_every_variable_is_read() -> None:
         ("KVASIR_SLOTS", "many"),
         ("KVASIR_KV_BYTES", "2 elephants"),
         ("KVASIR_REPLY", "f8"),
+        ("KVASIR_REPLY", "f16"),
         ("KVASIR_WORKERS", "a:1,,b:2"),
         ("KVASIR_STALL_S", "nan"),
         ("KVASIR_STALL_S", "soon"),

@@ -15,9 +15,8 @@ import pytest
 
 from backbone.engine.sampling.params import SamplingParams
 from backbone.engine.serving.loaded_model import LoadedModel
-from backbone.engine.swarm.edge_pool import EdgePool
+from backbone.engine.swarm.edge_pool import EdgePool, WorkerAddress
 from backbone.engine.swarm.transport import NoWorkers
-from backbone.engine.swarm.worker_address import WorkerAddress
 from backbone.engine.trust.book import Forgetful
 from backbone.engine.trust.guard import Lie, WorkGuard
 from backbone.engine.trust.standing import TrustPolicy, TrustState

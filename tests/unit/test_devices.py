@@ -16,7 +16,7 @@ from backbone.engine.dispatch.dispatcher import ExpertDispatcher
 from backbone.engine.model.batch import Batch, SlotTokens
 from backbone.engine.model.model import Model
 from backbone.engine.ops.devices import CPU, Device, torch_device
-from backbone.engine.ops.interface import Linear
+from backbone.engine.ops.interface import Linear, Routing
 from backbone.engine.ops.torch_ops import TorchOps
 from backbone.engine.serving.loaded_model import Dense, LoadedModel, make_ops
 from backbone.engine.swarm.transport import NoWorkers
@@ -101,12 +101,12 @@ class HostExperts:
         self._d_model = d_model
         self.n_calls = 0
 
-    def submit(self, layer: int, rows: torch.Tensor, expert_ids: torch.Tensor) -> asyncio.Future[torch.Tensor]:
-        assert rows.device == expert_ids.device == CPU
-        assert rows.dtype is torch.float32 and expert_ids.dtype is torch.int64
+    def submit(self, layer: int, rows: torch.Tensor, routing: Routing) -> asyncio.Future[torch.Tensor]:
+        assert rows.device == routing.expert_ids.device == routing.weights.device == CPU
+        assert rows.dtype is torch.float32 and routing.expert_ids.dtype is torch.int64
         self.n_calls += 1
         answer: asyncio.Future[torch.Tensor] = asyncio.get_running_loop().create_future()
-        answer.set_result(torch.zeros(*expert_ids.shape, self._d_model))
+        answer.set_result(torch.zeros(*routing.expert_ids.shape, self._d_model))
         return answer
 
 

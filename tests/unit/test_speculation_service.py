@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backbone.engine.dispatch.dispatcher import Served
+from backbone.engine.dispatch.counters import Served
 from backbone.engine.drafts.counts import DraftCounts
 from backbone.engine.serving.jobs import Completed
 from backbone.engine.serving.loaded_model import Dense, LoadedModel

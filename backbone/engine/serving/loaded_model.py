@@ -1,6 +1,6 @@
-"""A model file opened for serving: its facts, its dense path, its tokenizer and the backbone's own replica.
+"""A model file opened for serving: its card, its dense path, its tokenizer and the backbone's own replica.
 
-Commands, benchmarks and tests build engines from this. It opens nothing but the file.
+The backbone process, commands, benchmarks and tests build engines from this. It opens nothing but the file.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 class Dense(StrEnum):
-    """How the dense path computes: KX1 in place with stable rows, the same with copies for many rows, plain torch."""
+    """How the dense path computes: KX1 in place with stable rows, with copies for many rows, or in plain torch."""
 
     KX1 = "kx1"
     FAST = "fast"
@@ -45,7 +45,7 @@ class Dense(StrEnum):
 
 
 class KernelChoice(StrEnum):
-    """Which expert kernel: by the model's tensor types, or forced."""
+    """The expert kernel: chosen by the model's tensor types, or forced."""
 
     AUTO = "auto"
     KX1 = "kx1"
@@ -54,7 +54,7 @@ class KernelChoice(StrEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedModel:
-    """Everything of one model file that an engine needs. Close it when the engine is gone."""
+    """Everything of one model file that an engine needs. Close it after the engine has ended."""
 
     index: GGUFIndex
     card: ModelCard
@@ -80,12 +80,12 @@ class LoadedModel:
         """Open a GGUF file with room for `n_slot` sequences of `n_ctx` tokens (default: the model's, at most 4096).
 
         Dense path and experts use `n_threads` each (default: every usable core); they seldom run at once. The fast
-        dense path uses copies from `fast_rows` rows on (0: by measurement). With `gpu_expert_bytes` of its memory a
-        GPU computes experts, where that is faster; they have the same bits. `has_mtp_head`: where the file has an MTP
-        head that is run here, it is loaded to guess tokens; each slot then takes a layer more.
+        dense path uses copies from `fast_rows` rows on (0: by measurement). A GPU computes experts, with the same bits,
+        where that is faster and they fit into `gpu_expert_bytes` of its memory. With `has_mtp_head` the file's MTP head
+        is loaded, if it has one that can run here; each slot then holds one more layer.
 
-        Raises GGUFError or UnsupportedModelError for the file, KernelError when the kernel cannot be used, ConfigError
-        for a device that is not there or cannot compute so.
+        Raises GGUFError or UnsupportedModelError for the file, KernelError if the kernel cannot be used, ConfigError
+        for a device that does not exist or cannot compute this dense path.
         """
         backend = Backend("auto", gpu_expert_bytes) if gpu_expert_bytes else CPU_BACKEND
         index = GGUFIndex.open(path)
@@ -109,12 +109,12 @@ class LoadedModel:
             raise
 
     def hello(self) -> Hello:
-        """What this backbone says to a worker first."""
+        """Return this backbone's hello to a worker."""
         kernel = self.store.kernel
         return Hello(Role.BACKBONE, self.card.fingerprint, kernel.fingerprint, kernel.name)
 
     def close(self) -> None:
-        """Close the file. Nothing of the model may be used after."""
+        """Close the file. No part of the model may be used after this."""
         self.index.close()
 
     def __enter__(self) -> Self:
@@ -125,10 +125,10 @@ class LoadedModel:
 
 
 def make_ops(dense: Dense, n_threads: int | None = None, device: Device = Device.CPU, fast_rows: int = 0) -> Ops:
-    """The arithmetic of the dense path.
+    """Return the arithmetic of the dense path.
 
-    torch's own pool gets one thread, as its parts are too small to be split, but for products with copies. Raises
-    ConfigError for a device that is not there or cannot compute so.
+    torch's own pool gets one thread, because its products are too small to split, except those with copies. Raises
+    ConfigError for a device that does not exist or cannot compute this dense path.
     """
     place = torch_device(device, is_exact=dense is Dense.KX1)
     is_fast = dense is Dense.FAST

@@ -1,5 +1,5 @@
-"""Who can be asked: edges, placement, choice of replicas, measured speed, the own replica.
+"""Who can be asked: edges to workers, placement, choice of replicas, measured speed, the backbone's own replica.
 
-Dispatch, trust and serving enter.
-It never decides who is honest.
+`dispatch`, `trust` and `serving` enter.
+It never decides which worker is honest.
 """

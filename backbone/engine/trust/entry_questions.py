@@ -14,11 +14,11 @@ import numpy as np
 
 from backbone.engine.swarm.expert_store import ExpertStore
 from backbone.engine.swarm.placement import IntArray, ReplicaMap
-from backbone.engine.swarm.reply_format import ReplyFormat, round_replies
 from backbone.engine.swarm.transport import Transport
 from backbone.engine.trust.audit import Reply
 from kvasir.errors import EdgeError
 from kvasir.kernels.api import EncodedRows
+from kvasir.wire.split import ExpertCall
 
 N_PAIRS = 32  # of one test, spread over the layers
 ROW_SCALE = 1.0
@@ -63,27 +63,17 @@ def ask(
     worker_id: str,
     transport: Transport,
     store: ExpertStore,
-    reply_format: ReplyFormat,
     deadline_s: float,
 ) -> Iterator[Reply]:
     """Send all questions and yield the answers. Raises EdgeError when one does not come, whoever is to blame."""
     asked = []
     for question in questions:
         pair_rows = np.zeros(len(question.local_ids), np.int32)
-        asked.append(
-            transport.dispatch(
-                worker_id,
-                question.layer,
-                question.row,
-                store.kernel.row_format,
-                pair_rows,
-                question.local_ids,
-                deadline_s,
-            )
-        )
+        call = ExpertCall(question.layer, question.row, store.kernel.row_format, pair_rows, question.local_ids)
+        asked.append(transport.dispatch(worker_id, call, deadline_s))
     for question, future in zip(questions, asked, strict=True):
         try:
-            outputs = round_replies(future.result(deadline_s + 2.0), reply_format)
+            outputs = future.result(deadline_s + 2.0)
         except (TimeoutError, CancelledError) as error:
             raise EdgeError(f"worker {worker_id}: its entry test was not answered") from error
         pair_rows = np.zeros(len(question.expert_ids), np.int32)

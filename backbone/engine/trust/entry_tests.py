@@ -12,7 +12,6 @@ from collections.abc import Callable
 
 from backbone.engine.swarm.expert_store import ExpertStore
 from backbone.engine.swarm.placement import ReplicaMap
-from backbone.engine.swarm.reply_format import ReplyFormat
 from backbone.engine.swarm.transport import Transport
 from backbone.engine.trust.audit import Reply
 from backbone.engine.trust.background import Background
@@ -40,9 +39,7 @@ class EntryDesk:
         transport: Transport,
         book: TrustBook,
         draws: SecretDraws,
-        reply_format: ReplyFormat,
         judge: Callable[[Reply], bool],
-        node_of: Callable[[str], str],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`judge` says whether a reply is right, and draws the consequences when it is not."""
@@ -50,9 +47,8 @@ class EntryDesk:
         self._transport = transport
         self._book = book
         self._draws = draws
-        self._reply_format = reply_format
         self._judge = judge
-        self._node_of = node_of
+        self._node_of = transport.node_of
         self._clock = clock
         self._lock = threading.Lock()
         self._admitted: dict[str, Held] = {}
@@ -130,7 +126,7 @@ class EntryDesk:
 
     def _passes(self, worker_id: str, coverage: ReplicaMap) -> bool:
         questions = make_questions(self._store, coverage, worker_id, self._draws.generator())
-        replies = ask(questions, worker_id, self._transport, self._store, self._reply_format, TEST_DEADLINE_S)
+        replies = ask(questions, worker_id, self._transport, self._store, TEST_DEADLINE_S)
         for reply in replies:
             if self._transport.coverage().held.get(worker_id) != coverage.held.get(worker_id):
                 raise EdgeError("its ranges changed meanwhile")  # its local ids may mean other experts now

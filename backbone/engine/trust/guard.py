@@ -20,9 +20,8 @@ import numpy.typing as npt
 
 from backbone.engine.swarm.expert_store import ExpertStore
 from backbone.engine.swarm.placement import IntArray
-from backbone.engine.swarm.reply_format import ReplyFormat
 from backbone.engine.swarm.transport import Transport
-from backbone.engine.trust.audit import Answer, Evidence, Judge, Reply
+from backbone.engine.trust.audit import Evidence, Judge, Reply
 from backbone.engine.trust.background import Background
 from backbone.engine.trust.book import Forgetful, TrustBook, TrustKeeper
 from backbone.engine.trust.draws import SecretDraws
@@ -40,6 +39,7 @@ from backbone.engine.trust.standing import (
 )
 from kvasir.errors import KernelError
 from kvasir.experts import ExpertRange
+from kvasir.wire.split import Answer
 
 logger = logging.getLogger(__name__)
 
@@ -83,31 +83,28 @@ class WorkGuard:
         is_strict: bool = False,
         keeper: TrustKeeper | None = None,
         on_lie: Callable[[Lie], None] = lambda lie: None,
-        reply_format: ReplyFormat = ReplyFormat.F32,
-        node_of: Callable[[str], str] = lambda worker_id: worker_id,
         now: Callable[[], float] = time.time,
     ) -> None:
         """`key` are 32 secret bytes; `is_strict` confirms every answer before use, whoever gave it.
 
-        `on_lie` is called by the thread that found the lie; it must not block. `node_of` says which node a transport's
-        worker is: trust, receipts and evidence are the node's. `now` gives unix seconds.
+        `on_lie` is called by the thread that found the lie; it must not block. Trust, receipts and evidence belong to
+        the node that the transport names for a worker. `now` gives unix seconds.
         """
         self.book = TrustBook(policy or TrustPolicy(), keeper or Forgetful())
         self.receipts = ReceiptBook(store.card.fingerprint)
         self.exposures = ExposureBook()
         self.counters = GuardCounters()
-        self.reply_format = reply_format
         self._transport = transport
-        self._judge = Judge(store, reply_format)
+        self._judge = Judge(store)
         self._draws = SecretDraws(key)
         self._replays = ReplayMemory()
         self._is_strict = is_strict
         self._on_lie = on_lie
-        self._node_of = node_of
+        self._node_of = transport.node_of
         self._now = now
         self._lock = threading.Lock()
         self._audits = Background("kvasir-audit", MAX_SAMPLES_WAITING)
-        self._desk = EntryDesk(store, transport, self.book, self._draws, reply_format, self._judge_entry, node_of)
+        self._desk = EntryDesk(store, transport, self.book, self._draws, self._judge_entry)
 
     def close(self) -> None:
         """Finish what waits, settle all receipts and save what is known; the receipts can still be drained after.
