@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from backbone.engine.ops.fast_ops import FastOps
-from backbone.engine.serving.loaded_model import Dense, LoadedModel
+from backbone.engine.serving.loaded_model import Arithmetic, Dense, LoadedModel
 from backbone.engine.swarm.transport import NoWorkers
 from benchmarks.machine import describe_commit, describe_machine
 from benchmarks.shape.batch_dependence import BatchDependence, batch_dependence
@@ -93,7 +93,11 @@ def measure(model: Path, plan: Plan, n_threads: int) -> Figures:
         loaded = {
             name: stack.enter_context(
                 LoadedModel.open(
-                    model, n_slot=n_slot, n_ctx=plan.n_ctx, dense=dense, fast_rows=fast_rows, n_threads=n_threads
+                    model,
+                    n_slot=n_slot,
+                    n_ctx=plan.n_ctx,
+                    arithmetic=Arithmetic(dense, fast_rows=fast_rows),
+                    n_threads=n_threads,
                 )
             )
             for name, (dense, fast_rows) in modes.items()

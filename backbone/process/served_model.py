@@ -13,7 +13,7 @@ from backbone.engine.model.architectures import read_config
 from backbone.engine.model.kv_cache import SlotCache
 from backbone.engine.model.mtp_experts import has_mtp_head
 from backbone.engine.ops.devices import Device
-from backbone.engine.serving.loaded_model import Dense, KernelChoice, LoadedModel, make_ops
+from backbone.engine.serving.loaded_model import Arithmetic, Dense, KernelChoice, LoadedModel, make_ops
 from backbone.engine.serving.sum_calibration import sum_scale_of
 from backbone.engine.serving.waiting_line import slots_for_budget
 from backbone.engine.swarm.sum_scale import SumScale
@@ -38,11 +38,7 @@ def open_model(settings: ServiceSettings, memory: Callable[[], int | None] = ava
         settings.model,
         n_slot=n_slot,
         n_ctx=n_ctx,
-        dense=Dense(settings.dense),
-        device=Device(settings.device),
-        fast_rows=settings.fast_rows,
-        gpu_expert_bytes=settings.gpu_expert_bytes,
-        kernel=KernelChoice(settings.kernel),
+        arithmetic=_arithmetic(settings),
         n_threads=settings.n_threads,
         has_mtp_head=_wants_mtp_head(settings),
     )
@@ -101,6 +97,16 @@ def max_drafts(settings: ServiceSettings, loaded: LoadedModel) -> int:
     return settings.draft_tokens
 
 
+def _arithmetic(settings: ServiceSettings) -> Arithmetic:
+    return Arithmetic(
+        Dense(settings.dense),
+        Device(settings.device),
+        settings.fast_rows,
+        KernelChoice(settings.kernel),
+        settings.gpu_expert_bytes,
+    )
+
+
 def _wants_mtp_head(settings: ServiceSettings) -> bool:
     """Whether an MTP head is of use: drafts are wanted, and before the loading it is certain that they are exact."""
     return settings.speculate != "off" and Dense(settings.dense) is Dense.KX1
@@ -111,7 +117,7 @@ def _slots(settings: ServiceSettings, memory: Callable[[], int | None]) -> tuple
     with GGUFIndex.open(settings.model) as index:
         card = ModelCard.from_index(index)
         n_ctx = min(settings.n_ctx or 4096, card.n_ctx)
-        ops = make_ops(Dense(settings.dense), settings.n_threads, Device(settings.device))
+        ops = make_ops(_arithmetic(settings), settings.n_threads)
         config = read_config(index.metadata)
         if _wants_mtp_head(settings) and has_mtp_head(index, config):
             config = config.with_mtp_layer()

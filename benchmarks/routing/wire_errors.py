@@ -14,7 +14,7 @@ import torch
 
 from backbone.engine.dispatch.dispatcher import ExpertDispatcher
 from backbone.engine.ops.interface import Routing
-from backbone.engine.serving.loaded_model import Dense, KernelChoice, LoadedModel
+from backbone.engine.serving.loaded_model import Arithmetic, Dense, KernelChoice, LoadedModel
 from backbone.engine.serving.sum_calibration import calibrate
 from backbone.engine.swarm.transport import NoWorkers
 from benchmarks.exact.demo import Logits, Window, WindowLogits, cut_windows, our_logits, read, tokenise_stories
@@ -93,7 +93,9 @@ def measure_errors(n_windows: int | None) -> dict[str, float]:
         ppl_sum = read(windows, _logits(loaded, _summing(loaded))).perplexity
         comparison = _Comparison(loaded, _truth(loaded))
         _logits(loaded, comparison)(windows[0])
-    with LoadedModel.open(DEMO, n_slot=1, n_ctx=WINDOW, dense=Dense.FLOAT, kernel=KernelChoice.FLOAT) as loaded:
+    with LoadedModel.open(
+        DEMO, n_slot=1, n_ctx=WINDOW, arithmetic=Arithmetic(Dense.FLOAT, kernel=KernelChoice.FLOAT)
+    ) as loaded:
         ppl_float = read(windows, our_logits(loaded)).perplexity
     return {
         "ppl_f32": round(ppl_f32, 4),

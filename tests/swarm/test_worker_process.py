@@ -156,8 +156,8 @@ def test_f16_answers_are_the_rounded_ones(worker: WorkerProcess, held: Holdings)
     pairs = work.pair_rows, work.pair_ids
     asked = Dispatch(1, work.layer, held.kernel.row_format, held.d_model, work.rows, *pairs, ReplyType.F16)
     with socket.create_connection(("127.0.0.1", worker.port), DEADLINE_S) as stream:
-        for number, frame_sent in enumerate((hello(held), asked), 1):
-            stream.sendall(join(encode(frame_sent)))
+        for number, data in enumerate((join(encode(hello(held))), join(encode(asked))), 1):
+            stream.sendall(data)
             while len(frames) < number:
                 frames += decoder.feed(stream.recv(65_536))
     result = frames[1]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from backbone.engine.ops import fast_ops
-from backbone.engine.serving.loaded_model import Dense, LoadedModel
+from backbone.engine.serving.loaded_model import Arithmetic, Dense, LoadedModel
 from benchmarks.bench_fast import FULL, ratio
 from benchmarks.shape.batch_dependence import batch_dependence
 from benchmarks.shape.layout import QUICK as QUICK_SHAPE
@@ -34,7 +34,9 @@ def test_a_batch_that_changes_bits_is_seen(
     monkeypatch.setattr(fast_ops, "LEAST_WEIGHTS", 1)
     with LoadedModel.open(path, n_slot=8, n_ctx=64, n_threads=1) as exact:
         assert batch_dependence(exact, 8) == (True, 0.0)
-    with LoadedModel.open(path, n_slot=8, n_ctx=64, n_threads=1, dense=Dense.FAST, fast_rows=16) as fast:
+    with LoadedModel.open(
+        path, n_slot=8, n_ctx=64, n_threads=1, arithmetic=Arithmetic(Dense.FAST, fast_rows=16)
+    ) as fast:
         found = batch_dependence(fast, 8)
     assert not found.is_invariant
     assert 0 < found.largest_change < 1

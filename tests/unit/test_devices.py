@@ -18,7 +18,7 @@ from backbone.engine.model.model import Model
 from backbone.engine.ops.devices import CPU, Device, torch_device
 from backbone.engine.ops.interface import Linear, Routing
 from backbone.engine.ops.torch_ops import TorchOps
-from backbone.engine.serving.loaded_model import Dense, LoadedModel, make_ops
+from backbone.engine.serving.loaded_model import Arithmetic, Dense, LoadedModel, make_ops
 from backbone.engine.swarm.transport import NoWorkers
 from kvasir.errors import ConfigError
 from kvasir.experts import WeightMatrix
@@ -69,15 +69,15 @@ def test_a_missing_cuda_is_named_with_what_is_there(
 def test_a_model_is_not_opened_without_its_device(tmp_path: Path) -> None:
     path = write_tiny(tmp_path / "m.gguf", TinyModel("qwen3moe", "Q4_K", shape=SHAPE))
     with pytest.raises(ConfigError, match="CUDA is asked for"):
-        LoadedModel.open(path, n_slot=1, dense=Dense.FLOAT, device=Device.CUDA)
+        LoadedModel.open(path, n_slot=1, arithmetic=Arithmetic(Dense.FLOAT, Device.CUDA))
 
 
 @pytest.mark.usefixtures("has_cuda")
 def test_what_computes_on_cuda() -> None:
-    fast, plain = (make_ops(dense, 1, Device.AUTO) for dense in (Dense.FAST, Dense.FLOAT))
+    fast, plain = (make_ops(Arithmetic(dense, Device.AUTO), 1) for dense in (Dense.FAST, Dense.FLOAT))
     assert fast.name == "float: bfloat16 and float32 on cuda"
     assert plain.name == "float: float32 on cuda"
-    assert make_ops(Dense.FLOAT, 1).name == "float: float32 on cpu"
+    assert make_ops(Arithmetic(Dense.FLOAT), 1).name == "float: float32 on cpu"
     for ops in (fast, plain):
         assert ops.device.type == "cuda" and ops.dtype is torch.float32 and not ops.is_batch_stable
 
@@ -155,7 +155,9 @@ def test_a_gpu_that_computes_experts_changes_no_bit(tmp_path: Path, monkeypatch:
     path = write_tiny(tmp_path / "m.gguf", TinyModel("qwen3moe", "Q4_K", shape=SHAPE))
     found = []
     for gpu_expert_bytes in (0, 32 << 20):
-        with LoadedModel.open(path, n_slot=1, n_ctx=16, n_threads=1, gpu_expert_bytes=gpu_expert_bytes) as loaded:
+        with LoadedModel.open(
+            path, n_slot=1, n_ctx=16, n_threads=1, arithmetic=Arithmetic(gpu_expert_bytes=gpu_expert_bytes)
+        ) as loaded:
             kernel = loaded.store.kernel
             assert isinstance(kernel, GpuOrCpuKernel) == bool(gpu_expert_bytes)
             if isinstance(kernel, GpuOrCpuKernel):

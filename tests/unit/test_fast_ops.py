@@ -16,7 +16,7 @@ from backbone.engine.ops.copy_rules import ROWS_TRIED, CopyRule, crossover, meas
 from backbone.engine.ops.fast_ops import FastOps
 from backbone.engine.ops.stable_ops import StableOps
 from backbone.engine.ops.torch_ops import TorchOps
-from backbone.engine.serving.loaded_model import Dense, LoadedModel, make_ops
+from backbone.engine.serving.loaded_model import Arithmetic, Dense, LoadedModel, make_ops
 from backbone.engine.serving.sum_calibration import sum_scale_of
 from backbone.process.served_model import directory_entry, open_model
 from backbone.service_settings import ServiceSettings
@@ -199,12 +199,15 @@ def test_the_fingerprint_names_the_copies(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("any_size")
 def test_a_model_says_what_its_copies_take(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = write_tiny(tmp_path / "m.gguf", TinyModel("qwen3moe", "Q4_K", shape=TinyShape(n_layer=2, n_expert=4)))
-    with caplog.at_level("INFO"), LoadedModel.open(path, n_slot=1, n_ctx=16, dense=Dense.FAST, fast_rows=12) as loaded:
+    with (
+        caplog.at_level("INFO"),
+        LoadedModel.open(path, n_slot=1, n_ctx=16, arithmetic=Arithmetic(Dense.FAST, fast_rows=12)) as loaded,
+    ):
         ops = loaded.model.ops
     assert isinstance(ops, FastOps)
     assert f"the copies take {format_size(ops.copy_bytes)}" in caplog.text
     assert torch.get_num_threads() == usable_cores()
-    assert isinstance(make_ops(Dense.KX1, 1), StableOps)
+    assert isinstance(make_ops(Arithmetic(), 1), StableOps)
     assert torch.get_num_threads() == 1
 
 
@@ -213,7 +216,9 @@ def test_the_exact_paths_scale_of_sums_is_never_another_ones(tmp_path: Path) -> 
     path = write_tiny(tmp_path / "m.gguf", TinyModel("qwen3moe", "Q4_K", shape=TinyShape(n_layer=2, n_expert=4)))
 
     def kept(dense: Dense) -> set[str]:
-        with LoadedModel.open(path, n_slot=1, n_ctx=64, n_threads=1, dense=dense, fast_rows=12) as loaded:
+        with LoadedModel.open(
+            path, n_slot=1, n_ctx=64, n_threads=1, arithmetic=Arithmetic(dense, fast_rows=12)
+        ) as loaded:
             sum_scale_of(loaded, tmp_path / "sums")
             return {file.stem.removeprefix(loaded.card.fingerprint) for file in (tmp_path / "sums").iterdir()}
 

@@ -52,6 +52,24 @@ class KernelChoice(StrEnum):
     FLOAT = "float"
 
 
+@dataclass(frozen=True, slots=True)
+class Arithmetic:
+    """How a model is computed; by default with exact bits on the CPU.
+
+    The fast dense path uses copies from `fast_rows` rows on (0: by measurement). A GPU computes experts, with the same
+    bits, where that is faster and they fit into `gpu_expert_bytes` of its memory.
+    """
+
+    dense: Dense = Dense.KX1
+    device: Device = Device.CPU
+    fast_rows: int = 0
+    kernel: KernelChoice = KernelChoice.AUTO
+    gpu_expert_bytes: int = 0
+
+
+EXACT = Arithmetic()
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedModel:
     """Everything of one model file that an engine needs. Close it after the engine has ended."""
@@ -69,25 +87,21 @@ class LoadedModel:
         *,
         n_slot: int,
         n_ctx: int | None = None,
-        dense: Dense = Dense.KX1,
-        device: Device = Device.CPU,
-        fast_rows: int = 0,
-        gpu_expert_bytes: int = 0,
-        kernel: KernelChoice = KernelChoice.AUTO,
+        arithmetic: Arithmetic = EXACT,
         n_threads: int | None = None,
         has_mtp_head: bool = False,
     ) -> Self:
         """Open a GGUF file with room for `n_slot` sequences of `n_ctx` tokens (default: the model's, at most 4096).
 
-        Dense path and experts use `n_threads` each (default: every usable core); they seldom run at once. The fast
-        dense path uses copies from `fast_rows` rows on (0: by measurement). A GPU computes experts, with the same bits,
-        where that is faster and they fit into `gpu_expert_bytes` of its memory. With `has_mtp_head` the file's MTP head
-        is loaded, if it has one that can run here; each slot then holds one more layer.
+        Dense path and experts use `n_threads` each (default: every usable core); they seldom run at once. With
+        `has_mtp_head` the file's MTP head is loaded, if it has one that can run here; each slot then holds one more
+        layer.
 
         Raises GGUFError or UnsupportedModelError for the file, KernelError if the kernel cannot be used, ConfigError
         for a device that does not exist or cannot compute this dense path.
         """
-        backend = Backend("auto", gpu_expert_bytes) if gpu_expert_bytes else CPU_BACKEND
+        gpu_bytes, kernel = arithmetic.gpu_expert_bytes, arithmetic.kernel
+        backend = Backend("auto", gpu_bytes) if gpu_bytes else CPU_BACKEND
         index = GGUFIndex.open(path)
         try:
             card = ModelCard.from_index(index)
@@ -97,7 +111,7 @@ class LoadedModel:
                 if kernel is KernelChoice.AUTO
                 else kernel_named(kernel.value, n_threads, backend)
             )
-            ops = make_ops(dense, n_threads, device, fast_rows)
+            ops = make_ops(arithmetic, n_threads)
             mtp_experts = MtpExperts.open(index, n_threads) if has_mtp_head else None
             n_ctx = n_ctx or min(card.n_ctx, 4096)
             model = Model.load(index, ops, n_slot=n_slot, n_ctx=n_ctx, mtp_experts=mtp_experts)
@@ -124,13 +138,14 @@ class LoadedModel:
         self.close()
 
 
-def make_ops(dense: Dense, n_threads: int | None = None, device: Device = Device.CPU, fast_rows: int = 0) -> Ops:
-    """Return the arithmetic of the dense path.
+def make_ops(arithmetic: Arithmetic, n_threads: int | None = None) -> Ops:
+    """Return the operations of the dense path.
 
     torch's own pool gets one thread, because its products are too small to split, except those with copies. Raises
     ConfigError for a device that does not exist or cannot compute this dense path.
     """
-    place = torch_device(device, is_exact=dense is Dense.KX1)
+    dense, fast_rows = arithmetic.dense, arithmetic.fast_rows
+    place = torch_device(arithmetic.device, is_exact=dense is Dense.KX1)
     is_fast = dense is Dense.FAST
     torch.set_num_threads((n_threads or usable_cores()) if is_fast and place.type == "cpu" else 1)
     if place.type != "cpu":

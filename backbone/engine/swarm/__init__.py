@@ -1,4 +1,4 @@
-"""Who can be asked: edges to workers, placement, choice of replicas, measured speed, the backbone's own replica.
+"""The workers, as the engine can ask them: edges, placement, replica choice, measured speed, the own replica.
 
 `dispatch`, `trust` and `serving` enter.
 It never decides which worker is honest.

@@ -39,7 +39,10 @@ class ExpertStore:
         return self._card
 
     def layer(self, layer: int) -> LoadedExperts:
-        """Return all experts of one MoE layer; local ids are expert ids. Raises KernelError if the kernel fails."""
+        """Return all experts of one MoE layer; local ids are expert ids.
+
+        Raises KernelError if the kernel refuses them.
+        """
         with self._lock:
             loaded = self._loaded.get(layer)
             if loaded is None:

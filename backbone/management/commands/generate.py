@@ -11,7 +11,7 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
 from backbone.engine.sampling.params import SamplingParams
-from backbone.engine.serving.loaded_model import Dense, KernelChoice, LoadedModel
+from backbone.engine.serving.loaded_model import Arithmetic, Dense, KernelChoice, LoadedModel
 from backbone.engine.serving.sum_calibration import calibrate
 from backbone.engine.swarm.edge_pool import EdgePool, WorkerAddress
 from backbone.engine.swarm.transport import NoWorkers
@@ -92,8 +92,7 @@ class Command(BaseCommand):
         with LoadedModel.open(
             options["model"],
             n_slot=1,
-            dense=Dense(options["dense"]),
-            kernel=KernelChoice(options["kernel"]),
+            arithmetic=Arithmetic(Dense(options["dense"]), kernel=KernelChoice(options["kernel"])),
             n_threads=options["threads"],
         ) as loaded:
             prompts = [loaded.tokenizer.encode(options["prompt"], add_special=True, parse_special=False)]
