@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 
+from backbone.engine.dispatch.counters import Tally
 from backbone.engine.dispatch.dispatcher import ExpertDispatcher
 from backbone.engine.model.batch import Batch, SlotTokens
 from backbone.engine.serving.loaded_model import LoadedModel
-from backbone.engine.serving.tally import Tally
 from backbone.engine.swarm.transport import NoWorkers
 from benchmarks.machine import describe_commit, describe_machine, memory_of
 from benchmarks.shape.model import QUICK, RealShape, write_sparse_shape

@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from backbone.engine.dispatch.deadlines import DeadlineRule
+from backbone.engine.dispatch.counters import Tally
 from backbone.engine.dispatch.dispatcher import ExpertDispatcher
+from backbone.engine.dispatch.hedging import DeadlineRule
 from backbone.engine.dispatch.hot_cache import HotCache
 from backbone.engine.serving.engine import Engine
 from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.serving.sequence import Sequence as EngineSequence
-from backbone.engine.serving.tally import Tally
 from backbone.sampling_params import SamplingParams
 from benchmarks.emulator.classes import PHONE, LinkClass, WorkerClass
 from benchmarks.emulator.clock import CpuLoop
@@ -148,8 +148,7 @@ async def _decode(
     experts = ExpertDispatcher(
         loaded.store,
         swarm,
-        deadline_s=PATIENCE_S,
-        deadlines=DeadlineRule(shortest_s=PATIENCE_S),
+        deadlines=DeadlineRule(PATIENCE_S, PATIENCE_S),
         on_served=tally.add,
         hot=hot,
     )

@@ -23,6 +23,7 @@ from backbone.engine.dispatch.call_samples import CallSamples
 from backbone.engine.dispatch.co_activation import order_experts
 from backbone.engine.dispatch.dispatcher import ExpertDispatcher
 from backbone.engine.dispatch.hot_plan import Costs, HotExperts, plan_hot
+from backbone.engine.ops.interface import Routing
 from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.serving.sum_calibration import calibrate
 from backbone.engine.swarm.sum_scale import SumScale
@@ -218,10 +219,10 @@ class _Rows:
         self._dispatcher = dispatcher
         self.rows: list[FloatRows] = []
 
-    def submit(self, layer: int, rows: torch.Tensor, expert_ids: torch.Tensor) -> Awaitable[torch.Tensor]:
+    def submit(self, layer: int, rows: torch.Tensor, routing: Routing) -> Awaitable[torch.Tensor]:
         """See ExpertCaller."""
         self.rows.append(rows.numpy().copy())
-        return self._dispatcher.submit(layer, rows, expert_ids)
+        return self._dispatcher.submit(layer, rows, routing)
 
 
 def _moe_rows(loaded: LoadedModel, n_rows: int) -> FloatRows:

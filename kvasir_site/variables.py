@@ -92,7 +92,8 @@ CTX = _declared("KVASIR_CTX", Group.MODEL, whole(0, 1 << 24), 0, "tokens of a sl
 KERNEL = _declared("KVASIR_KERNEL", Group.MODEL, word_of(("auto", "kx1", "float")), "auto", "expert kernel")
 DENSE = _declared("KVASIR_DENSE", Group.MODEL, word_of(("kx1", "fast", "float")), "kx1",
     "arithmetic of the dense path; `kx1` is exact")
-REPLY = _declared("KVASIR_REPLY", Group.MODEL, word_of(("f32", "f16", "sum")), "f32",
+REPLY = _declared("KVASIR_REPLY", Group.MODEL,
+    word_of(("f32", "sum"), {"f16": "set KVASIR_REPLY=sum, which needs fewer bytes, or f32"}), "f32",
     "workers' replies: `f32`, or `sum`: one row of integers for each row, in a quarter of the bytes")
 ISA = _declared("KVASIR_ISA", Group.MODEL, word_of((*NATIVE_ISAS, NUMPY)), "",
     "build of the kernel; the bits are the same", shown_default="the best that the CPU has")

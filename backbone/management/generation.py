@@ -11,13 +11,12 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
+from backbone.engine.dispatch.counters import Tally
 from backbone.engine.dispatch.dispatcher import ExpertDispatcher
-from backbone.engine.dispatch.hedging import HedgeCounters
+from backbone.engine.dispatch.hedging import DeadlineRule, HedgeCounters
 from backbone.engine.serving.engine import Engine
 from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.serving.sequence import Sequence as EngineSequence
-from backbone.engine.serving.tally import Tally
-from backbone.engine.swarm.reply_format import ReplyFormat
 from backbone.engine.swarm.sum_scale import SumScale
 from backbone.engine.swarm.transport import Transport
 from backbone.engine.trust.guard import WorkGuard
@@ -29,11 +28,10 @@ MOST_DEADLINE_S = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class DispatchSettings:
-    """The deadline of workers in seconds, and the format of their replies."""
+    """How experts are asked: seconds to a deadline, and the scale of sums if replies are sums."""
 
     deadline_s: float = 10.0
-    reply_format: ReplyFormat = ReplyFormat.F32
-    sum_scale: SumScale | None = None  # for replies in sums
+    sum_scale: SumScale | None = None
 
     def __post_init__(self) -> None:
         """Raise ConfigError for a deadline out of range."""
@@ -90,8 +88,7 @@ def generate(
     experts = ExpertDispatcher(
         loaded.store,
         transport,
-        deadline_s=settings.deadline_s,
-        reply_format=settings.reply_format,
+        deadlines=DeadlineRule(longest_s=settings.deadline_s),
         sum_scale=settings.sum_scale,
         on_served=result.tally.add,
         guard=guard,

@@ -19,13 +19,14 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
-from backbone.engine.dispatch.dispatcher import ExpertDispatcher, Served
+from backbone.engine.dispatch.counters import Served
+from backbone.engine.dispatch.dispatcher import ExpertDispatcher
+from backbone.engine.dispatch.hedging import DeadlineRule
 from backbone.engine.dispatch.hot_cache import HotCache
-from backbone.engine.model.expert_caller import ExpertCaller
+from backbone.engine.serving.engine import StepExperts
 from backbone.engine.serving.jobs import Broken, Completed, FailureKind, JobEvents, JobFailure
 from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.serving.service import EngineService, ServiceLimits
-from backbone.engine.swarm.reply_format import ReplyFormat
 from backbone.engine.swarm.transport import Transport
 from backbone.process.cancel_listener import CancelListener
 from backbone.process.event_mapping import EventMapper, refusal
@@ -201,7 +202,7 @@ class BackboneProcess:
     def _make_service(self, loaded: LoadedModel, transport: Transport) -> EngineService:
         settings = self._settings
 
-        def make_experts(on_served: Callable[[Served], None]) -> ExpertCaller:
+        def make_experts(on_served: Callable[[Served], None]) -> StepExperts:
             def count(served: Served) -> None:
                 on_served(served)
                 self._pulse.work.add(served)
@@ -209,8 +210,7 @@ class BackboneProcess:
             return ExpertDispatcher(
                 loaded.store,
                 transport,
-                deadline_s=settings.worker_deadline_s,
-                reply_format=ReplyFormat(settings.reply),
+                deadlines=DeadlineRule(longest_s=settings.worker_deadline_s),
                 on_served=count,
                 guard=self._market.guard,
                 traffic=self._market.traffic,
@@ -233,7 +233,7 @@ class BackboneProcess:
             state=self._service.state,
             transport=transport,
             usable=lambda: guard.usable(transport.live()),
-            node_of=self._market.node_of,
+            node_of=transport.node_of,
             trust=guard.book,
         )
 

@@ -10,17 +10,13 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable
 
 from redis import Redis
 from redis.exceptions import RedisError
 
 from backbone.engine.serving.loaded_model import LoadedModel
-from backbone.engine.swarm.edge_pool import EdgePool
-from backbone.engine.swarm.reply_format import ReplyFormat
 from backbone.engine.swarm.transport import Transport
 from backbone.engine.trust.audit import KEY_BYTES
-from backbone.engine.trust.entry_tests import WorkerAccess
 from backbone.engine.trust.guard import WorkGuard
 from backbone.engine.trust.receipts import TrafficCounter
 from backbone.process.receipt_flush import ReceiptFlusher
@@ -55,16 +51,15 @@ class MarketLink:
         self.traffic = TrafficCounter(card.n_layer, card.n_expert)
         self._meter = TrafficMeter(card.n_layer, card.n_expert)
         self._counted_at = time.monotonic()
-        self.node_of: Callable[[str], str] = transport.node_of if isinstance(transport, EdgePool) else str
         self.guard = WorkGuard(
             loaded.store,
-            WorkerAccess(transport, ReplyFormat(settings.reply), self.node_of),
+            transport,
             key=secrets.token_bytes(KEY_BYTES),
             is_strict=settings.strict,
             keeper=SqlTrustKeeper(),
             on_lie=lambda lie: self.records.flag(lie.flagged),
         )
-        self.records = RecordKeeper(client, self.guard.exposures, node_of=self.node_of)
+        self.records = RecordKeeper(client, self.guard.exposures, node_of=transport.node_of)
         self._flusher = ReceiptFlusher(
             backbone_id,
             self.guard.receipts.drain,

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from redis import Redis
 from redis.exceptions import RedisError
 
-from backbone.engine.dispatch.dispatcher import Served
+from backbone.engine.dispatch.counters import Served
 from backbone.engine.serving.jobs import Began, Broken, Completed, JobEvents, NewToken
 from backbone.engine.serving.service import ServiceState
 from backbone.engine.serving.shares import Shares

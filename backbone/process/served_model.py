@@ -14,10 +14,9 @@ from backbone.engine.model.architectures import read_config
 from backbone.engine.model.kv_cache import SlotCache
 from backbone.engine.model.mtp_experts import has_mtp_head
 from backbone.engine.ops.devices import Device
-from backbone.engine.serving.loaded_model import Dense, KernelChoice, LoadedModel, make_ops
+from backbone.engine.serving.loaded_model import Arithmetic, Dense, KernelChoice, LoadedModel, make_ops
 from backbone.engine.serving.sum_calibration import sum_scale_of
 from backbone.engine.serving.waiting_line import slots_for_budget
-from backbone.engine.swarm.reply_format import ReplyFormat
 from backbone.engine.swarm.sum_scale import SumScale
 from backbone.service_settings import ServiceSettings
 from backbone.stream.directory import ModelEntry
@@ -56,10 +55,7 @@ def open_model(settings: ServiceSettings, memory: Callable[[], int | None] = ava
         settings.model,
         n_slot=n_slot,
         n_ctx=n_ctx,
-        dense=Dense(settings.dense),
-        device=Device(settings.device),
-        gpu_expert_bytes=settings.gpu_expert_bytes,
-        kernel=KernelChoice(settings.kernel),
+        arithmetic=_arithmetic(settings),
         n_threads=settings.n_threads,
         has_mtp_head=_wants_mtp_head(settings),
     )
@@ -76,8 +72,8 @@ def open_model(settings: ServiceSettings, memory: Callable[[], int | None] = ava
 
 
 def open_sum_scale(settings: ServiceSettings, loaded: LoadedModel) -> SumScale | None:
-    """Return the scale of sums, stored or measured now; None if replies are not sums. Raises ConfigError."""
-    if ReplyFormat(settings.reply) is not ReplyFormat.SUM:
+    """The scale of sums where replies are sums: kept, or measured now. Raises ConfigError when there can be none."""
+    if settings.reply != "sum":
         return None
     return sum_scale_of(loaded, settings.sums_dir)
 
@@ -118,6 +114,15 @@ def max_drafts(settings: ServiceSettings, loaded: LoadedModel) -> int:
     return settings.draft_tokens
 
 
+def _arithmetic(settings: ServiceSettings) -> Arithmetic:
+    return Arithmetic(
+        Dense(settings.dense),
+        Device(settings.device),
+        KernelChoice(settings.kernel),
+        settings.gpu_expert_bytes,
+    )
+
+
 def _wants_mtp_head(settings: ServiceSettings) -> bool:
     """Return whether to load an MTP head: drafts are on, and exact with this dense path."""
     return settings.speculate != "off" and Dense(settings.dense) is Dense.KX1
@@ -128,7 +133,7 @@ def _slots(settings: ServiceSettings, memory: Callable[[], int | None]) -> tuple
     with GGUFIndex.open(settings.model) as index:
         card = ModelCard.from_index(index)
         n_ctx = min(settings.n_ctx or 4096, card.n_ctx)
-        ops = make_ops(Dense(settings.dense), settings.n_threads, Device(settings.device))
+        ops = make_ops(_arithmetic(settings), settings.n_threads)
         config = read_config(index.metadata)
         if _wants_mtp_head(settings) and has_mtp_head(index, config):
             config = config.with_mtp_layer()

@@ -6,14 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from backbone.engine.swarm.edge_pool import EdgePool
-from backbone.engine.swarm.reply_format import ReplyFormat
+from backbone.engine.swarm.edge_pool import EdgePool, WorkerAddress
 from backbone.engine.swarm.transport import NoWorkers, Transport
-from backbone.engine.swarm.worker_address import WorkerAddress
 from backbone.service_settings import ServiceSettings
 from kvasir.errors import ConfigError
 from kvasir.relay.directory import FixedDirectory, RedisDirectory, RelayDirectory
-from kvasir.wire.frames import Hello, ReplyType
+from kvasir.wire.frames import Hello
 
 _REDIS_TIMEOUT_S = 5.0
 
@@ -34,7 +32,6 @@ def make_transport(settings: ServiceSettings, hello: Hello, redis_url: str) -> I
         [WorkerAddress.parse(text) for text in settings.workers],
         replace(hello, token=token),
         relays=_directory(settings, redis_url) if token else None,
-        reply=ReplyType.F16 if ReplyFormat(settings.reply) is ReplyFormat.F16 else ReplyType.F32,
     )
     with pool:
         yield pool

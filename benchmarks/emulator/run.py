@@ -13,16 +13,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from backbone.engine.dispatch.deadlines import DeadlineRule
-from backbone.engine.dispatch.dispatcher import ExpertDispatcher, Served
-from backbone.engine.model.expert_caller import ExpertCaller
+from backbone.engine.dispatch.counters import Served, Tally
+from backbone.engine.dispatch.dispatcher import ExpertDispatcher
+from backbone.engine.dispatch.hedging import DeadlineRule
+from backbone.engine.serving.engine import StepExperts
 from backbone.engine.serving.jobs import Broken, Completed, Job, JobEvents, JobSpec, NewToken
 from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.serving.micro_batches import MOST_GROUPS, GroupPlanner
 from backbone.engine.serving.service import ServiceLimits, make_groups
 from backbone.engine.serving.service_core import ServiceCore
-from backbone.engine.serving.tally import Tally
-from backbone.engine.swarm.reply_format import ReplyFormat
 from backbone.engine.swarm.sum_scale import SumScale
 from backbone.engine.swarm.transport import Transport
 from backbone.engine.trust.receipts import TrafficCounter
@@ -135,7 +134,7 @@ async def _serve(
     tally, log = Tally(), _Log(loop, planner)
     traffic = TrafficCounter(loaded.card.n_layer, loaded.card.n_expert)
 
-    def make_experts(on_served: Callable[[Served], None]) -> ExpertCaller:
+    def make_experts(on_served: Callable[[Served], None]) -> StepExperts:
         def count(served: Served) -> None:
             on_served(served)
             tally.add(served)
@@ -143,11 +142,9 @@ async def _serve(
         return ExpertDispatcher(
             loaded.store,
             transport,
-            deadline_s=deadline_s,
-            deadlines=DeadlineRule(shortest_s=deadline_s),
+            deadlines=DeadlineRule(deadline_s, deadline_s),
             on_served=count,
             traffic=traffic,
-            reply_format=ReplyFormat.F32 if sum_scale is None else ReplyFormat.SUM,
             sum_scale=sum_scale,
         )
 

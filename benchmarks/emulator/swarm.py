@@ -12,28 +12,23 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from backbone.engine.swarm.expert_store import ExpertStore
-from backbone.engine.swarm.measured import Measured
+from backbone.engine.swarm.measured import Measured, WorkerMeter
 from backbone.engine.swarm.placement import ReplicaMap
 from backbone.engine.swarm.worker_health import Health
-from backbone.engine.swarm.worker_meter import WorkerMeter
 from benchmarks.emulator.answers import AnswerBook
 from benchmarks.emulator.classes import LinkClass, Port, WorkerClass
 from benchmarks.emulator.clock import CpuLoop
 from benchmarks.emulator.worker import EmulatedWorker
 from kvasir.errors import EdgeError, EdgeTimeout
-from kvasir.experts import ExpertRange, FloatRows
-from kvasir.kernels.api import EncodedRows, Pairs, RowFormat
-from kvasir.kernels.sums import RowSums
+from kvasir.experts import ExpertRange
 from kvasir.wire.codec import FrameDecoder, encode
-from kvasir.wire.frames import Dispatch, Result, SumOrder, SumResult
+from kvasir.wire.frames import Dispatch, Result, SumResult
 from kvasir.wire.header import PROTOCOL_LIMITS
-from kvasir.wire.split import DispatchPart, split_dispatch
+from kvasir.wire.split import Answer, DispatchPart, ExpertCall, split_dispatch
 
 BACKBONE_BYTES_S = 1e9 / 8
 
@@ -42,8 +37,8 @@ BACKBONE_BYTES_S = 1e9 / 8
 class _Call:
     """A dispatch under way: its answer is put together from so many parts."""
 
-    future: Future[Any]
-    answer: npt.NDArray[Any]
+    future: Future[Answer]
+    answer: Answer
     n_left: int
     expiry: asyncio.TimerHandle | None = None
 
@@ -62,7 +57,7 @@ class _Member:
 
 
 class EmulatedSwarm:
-    """Implements `SumTransport`. Make it and use it on its loop."""
+    """Implements `Transport`. Make it and use it on its loop."""
 
     def __init__(
         self,
@@ -114,57 +109,23 @@ class EmulatedSwarm:
         """How fast each worker answers."""
         return {name: replace(m.meter.measured, share=m.health.share) for name, m in self._members.items()}
 
-    def dispatch(
-        self,
-        worker_id: str,
-        layer: int,
-        rows: EncodedRows,
-        row_format: RowFormat,
-        pair_rows: Pairs,
-        pair_ids: Pairs,
-        deadline_s: float,
-    ) -> Future[FloatRows]:
-        """See Transport."""
-        parts = split_dispatch(rows, pair_rows, pair_ids, self._d_model, PROTOCOL_LIMITS)
-        return self._send(
-            worker_id, layer, row_format, parts, np.empty((len(pair_ids), self._d_model), np.float32), deadline_s
-        )
-
-    def dispatch_sums(
-        self,
-        worker_id: str,
-        layer: int,
-        rows: EncodedRows,
-        row_format: RowFormat,
-        pair_rows: Pairs,
-        pair_ids: Pairs,
-        order: SumOrder,
-        deadline_s: float,
-    ) -> Future[RowSums]:
-        """See SumTransport."""
-        parts = split_dispatch(rows, pair_rows, pair_ids, self._d_model, PROTOCOL_LIMITS, order)
-        return self._send(
-            worker_id, layer, row_format, parts, np.zeros((len(rows), self._d_model), np.int32), deadline_s
-        )
+    def node_of(self, worker_id: str) -> str:
+        """Return the worker's id: no worker has a node."""
+        return worker_id
 
     def report(self, worker_id: str, reason: str) -> None:
         """Leave a worker out for a while."""
         member = self._members[worker_id]
         member.health = member.health.after_failure(self._loop.time(), reason)
 
-    def _send(
-        self,
-        worker_id: str,
-        layer: int,
-        row_format: RowFormat,
-        parts: list[DispatchPart],
-        answer: npt.NDArray[Any],
-        deadline_s: float,
-    ) -> Future[Any]:
+    def dispatch(self, worker_id: str, asked: ExpertCall, deadline_s: float) -> Future[Answer]:
+        """See Transport."""
         member = self._members[worker_id]
         if not member.is_connected:
             raise EdgeError(f"worker {worker_id} is not connected")
-        call = _Call(Future(), answer, len(parts))
+        d_model, pairs = self._d_model, (asked.pair_rows, asked.pair_ids)
+        parts = split_dispatch(asked.rows, *pairs, d_model, PROTOCOL_LIMITS, asked.sums)
+        call = _Call(Future(), asked.empty_answer(d_model), len(parts))
         n_pairs = sum(len(part.pair_ids) for part in parts)
         call.future.add_done_callback(member.meter.start(n_pairs, sum(part.rows.nbytes for part in parts)))
         for number, part in enumerate(parts, 1):
@@ -172,9 +133,9 @@ class EmulatedSwarm:
             member.calls[member.n_sent] = call, part
             frame = Dispatch(
                 member.n_sent,
-                layer,
-                row_format,
-                self._d_model,
+                asked.layer,
+                asked.row_format,
+                d_model,
                 part.rows,
                 part.pair_rows,
                 part.pair_ids,
@@ -182,7 +143,7 @@ class EmulatedSwarm:
                 sums=part.sums,
             )
             member.worker.send(b"".join(encode(frame)))
-        late = EdgeTimeout(f"worker {worker_id}, layer {layer}: no result within {deadline_s} s")
+        late = EdgeTimeout(f"worker {worker_id}, layer {asked.layer}: no result within {deadline_s} s")
         call.expiry = self._loop.call_later(deadline_s, _fail, call, late)
         return call.future
 

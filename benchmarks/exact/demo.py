@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from backbone.engine.dispatch.dispatcher import ExpertDispatcher
 from backbone.engine.sampling.choice import log_softmax
-from backbone.engine.serving.loaded_model import Dense, KernelChoice, LoadedModel
+from backbone.engine.serving.loaded_model import Arithmetic, Dense, KernelChoice, LoadedModel
 from backbone.engine.swarm.transport import NoWorkers
 from tests.oracles.llama_cpp import LlamaCpp
 from tests.oracles.model_runs import forward
@@ -61,7 +61,9 @@ def measure_demo(model: Path, text: str, llama_cpp: LlamaCpp, *, max_windows: in
         windows = cut_windows(tokenise_stories(loaded, text))[:max_windows]
         ours = read(windows, our_logits(loaded))
     theirs = read(windows, llama_cpp.logits)
-    with LoadedModel.open(model, n_slot=1, n_ctx=WINDOW, dense=Dense.FLOAT, kernel=KernelChoice.FLOAT) as loaded:
+    with LoadedModel.open(
+        model, n_slot=1, n_ctx=WINDOW, arithmetic=Arithmetic(Dense.FLOAT, kernel=KernelChoice.FLOAT)
+    ) as loaded:
         plain = read(windows, our_logits(loaded))
     return DemoFigures(
         n_windows=len(windows),

@@ -20,7 +20,7 @@ from backbone.engine.dispatch.dispatcher import ExpertDispatcher
 from backbone.engine.model.expert_caller import ExpertCaller
 from backbone.engine.model.model import Model
 from backbone.engine.ops.torch_ops import TorchOps
-from backbone.engine.serving.loaded_model import Dense, KernelChoice, LoadedModel
+from backbone.engine.serving.loaded_model import Arithmetic, Dense, KernelChoice, LoadedModel
 from backbone.engine.swarm.transport import NoWorkers
 from tests.oracles.llama_cpp import LlamaCpp
 from tests.oracles.model_runs import greedy, run_chunks, torch_oracle
@@ -80,7 +80,9 @@ class RelativeErrors(NamedTuple):
 @contextmanager
 def opened(path: Path, dense: Dense, kernel: KernelChoice) -> Iterator[tuple[Model, ExpertCaller]]:
     """A model as production runs it, without workers."""
-    with LoadedModel.open(path, n_slot=2, n_ctx=N_TOKENS + N_GREEDY, dense=dense, kernel=kernel) as loaded:
+    with LoadedModel.open(
+        path, n_slot=2, n_ctx=N_TOKENS + N_GREEDY, arithmetic=Arithmetic(dense, kernel=kernel)
+    ) as loaded:
         yield loaded.model, ExpertDispatcher(loaded.store, NoWorkers())
 
 

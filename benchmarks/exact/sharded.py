@@ -10,9 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from backbone.engine.serving.loaded_model import LoadedModel
-from backbone.engine.swarm.edge_pool import EdgePool
+from backbone.engine.swarm.edge_pool import EdgePool, WorkerAddress
 from backbone.engine.swarm.transport import NoWorkers
-from backbone.engine.swarm.worker_address import WorkerAddress
 from backbone.management.generation import first_difference, generate
 from backbone.sampling_params import SamplingParams
 from kvasir.experts import ExpertRange

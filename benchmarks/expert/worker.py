@@ -27,6 +27,7 @@ from kvasir.slicing.model_card import ModelCard
 from kvasir.slicing.slice_file import SliceFile
 from kvasir.slicing.slices import plan_slice, write_slice
 from kvasir.wire.frames import Hello, Role
+from kvasir.wire.split import ExpertCall
 
 DEADLINE_S = 120.0
 
@@ -60,7 +61,7 @@ async def _measure(
             compute(kernel, loaded, rows, ids)
             middle = time.perf_counter()
             encoded = kernel.encode_rows(rows)
-            await edge.dispatch(0, encoded, kernel.row_format, *as_pairs(other_ids), DEADLINE_S)
+            await edge.dispatch(ExpertCall(0, encoded, kernel.row_format, *as_pairs(other_ids)), DEADLINE_S)
             end = time.perf_counter()
             if run:
                 here.append(middle - start)

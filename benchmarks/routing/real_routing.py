@@ -14,6 +14,7 @@ import torch
 
 from backbone.engine.dispatch.co_activation import order_experts
 from backbone.engine.dispatch.dispatcher import ExpertDispatcher
+from backbone.engine.ops.interface import Routing
 from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.swarm.transport import NoWorkers
 from benchmarks.exact.demo import cut_windows, tokenise_stories
@@ -33,10 +34,10 @@ class _Listener:
         self._dispatcher = dispatcher
         self.routed: dict[int, list[Routed]] = {}
 
-    def submit(self, layer: int, rows: torch.Tensor, expert_ids: torch.Tensor) -> Awaitable[torch.Tensor]:
+    def submit(self, layer: int, rows: torch.Tensor, routing: Routing) -> Awaitable[torch.Tensor]:
         """See ExpertCaller."""
-        self.routed.setdefault(layer, []).append(expert_ids.numpy().astype(np.int32))
-        return self._dispatcher.submit(layer, rows, expert_ids)
+        self.routed.setdefault(layer, []).append(routing.expert_ids.numpy().astype(np.int32))
+        return self._dispatcher.submit(layer, rows, routing)
 
 
 def demo_routing(max_windows: int | None = None) -> dict[int, Routed]:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +14,8 @@ import torch
 
 from backbone.engine.dispatch.dispatcher import ExpertDispatcher
 from backbone.engine.ops.interface import Routing
-from backbone.engine.serving.loaded_model import Dense, KernelChoice, LoadedModel
+from backbone.engine.serving.loaded_model import Arithmetic, Dense, KernelChoice, LoadedModel
 from backbone.engine.serving.sum_calibration import calibrate
-from backbone.engine.swarm.reply_format import ReplyFormat
 from backbone.engine.swarm.transport import NoWorkers
 from benchmarks.exact.demo import Logits, Window, WindowLogits, cut_windows, our_logits, read, tokenise_stories
 from benchmarks.routing.real_routing import DEMO, STORIES
@@ -54,17 +52,12 @@ class _Comparison:
         self._sums = _summing(loaded)
         self._pairs = ExpertDispatcher(loaded.store, NoWorkers())
         self._truth = truth
-        self.has_sums = True
         self.of_sums, self.of_kx1 = _Error(), _Error()
 
-    def submit(self, layer: int, rows: torch.Tensor, expert_ids: torch.Tensor) -> Awaitable[torch.Tensor]:
+    async def submit(self, layer: int, rows: torch.Tensor, routing: Routing) -> torch.Tensor:
         """See ExpertCaller."""
-        return self._pairs.submit(layer, rows, expert_ids)
-
-    async def submit_sums(self, layer: int, rows: torch.Tensor, routing: Routing) -> torch.Tensor:
-        """See SummingCaller."""
-        summed = await self._sums.submit_sums(layer, rows, routing)
-        outputs = (await self._pairs.submit(layer, rows, routing.expert_ids)).numpy()
+        summed = await self._sums.submit(layer, rows, routing)
+        outputs = (await self._pairs.submit(layer, rows, routing)).numpy()
         weights = routing.weights.numpy().astype(np.float64)[:, :, None]
         combined = (outputs.astype(np.float64) * weights).sum(axis=1)
         self.of_sums.add(summed.numpy(), combined)
@@ -100,7 +93,9 @@ def measure_errors(n_windows: int | None) -> dict[str, float]:
         ppl_sum = read(windows, _logits(loaded, _summing(loaded))).perplexity
         comparison = _Comparison(loaded, _truth(loaded))
         _logits(loaded, comparison)(windows[0])
-    with LoadedModel.open(DEMO, n_slot=1, n_ctx=WINDOW, dense=Dense.FLOAT, kernel=KernelChoice.FLOAT) as loaded:
+    with LoadedModel.open(
+        DEMO, n_slot=1, n_ctx=WINDOW, arithmetic=Arithmetic(Dense.FLOAT, kernel=KernelChoice.FLOAT)
+    ) as loaded:
         ppl_float = read(windows, our_logits(loaded)).perplexity
     return {
         "ppl_f32": round(ppl_f32, 4),
@@ -127,7 +122,7 @@ def errors_at_shape(loaded: LoadedModel, call: LayerRows, rows: FloatRows) -> di
 
 
 def _summing(loaded: LoadedModel) -> ExpertDispatcher:
-    return ExpertDispatcher(loaded.store, NoWorkers(), reply_format=ReplyFormat.SUM, sum_scale=calibrate(loaded))
+    return ExpertDispatcher(loaded.store, NoWorkers(), sum_scale=calibrate(loaded))
 
 
 def _logits(loaded: LoadedModel, experts: Any) -> WindowLogits:

@@ -12,13 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from backbone.engine.dispatch.deadlines import DeadlineRule
+from backbone.engine.dispatch.counters import Tally
 from backbone.engine.dispatch.dispatcher import ExpertDispatcher
+from backbone.engine.dispatch.hedging import DeadlineRule
 from backbone.engine.serving.engine import Engine
 from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.serving.sequence import Sequence as EngineSequence
-from backbone.engine.serving.tally import Tally
-from backbone.engine.swarm.reply_format import ReplyFormat
 from backbone.engine.swarm.sum_scale import SumScale
 from backbone.engine.swarm.transport import Transport
 from backbone.sampling_params import SamplingParams
@@ -71,10 +70,8 @@ def decode(
     experts = ExpertDispatcher(
         loaded.store,
         transport,
-        deadline_s=PATIENCE_S,
-        deadlines=DeadlineRule(shortest_s=PATIENCE_S),
+        deadlines=DeadlineRule(PATIENCE_S, PATIENCE_S),
         on_served=tally.add,
-        reply_format=ReplyFormat.F32 if sum_scale is None else ReplyFormat.SUM,
         sum_scale=sum_scale,
     )
     engine = Engine(loaded.model, experts, max_rows=sum(map(len, prompts)))

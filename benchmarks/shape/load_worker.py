@@ -21,6 +21,7 @@ from kvasir.edge.tcp_edge import TcpEdge
 from kvasir.kernels.registry import kernel_for
 from kvasir.slicing.slice_file import SliceFile
 from kvasir.wire.frames import Hello, Role
+from kvasir.wire.split import ExpertCall
 
 N_ROWS = 8
 DEADLINE_S = 120.0
@@ -69,7 +70,8 @@ async def _use_every_expert(slice_path: Path, port: int) -> None:
         for layer, experts in slice_file.layers.items():
             pair_rows = np.repeat(np.arange(N_ROWS, dtype=np.int32), experts.n_expert)
             pair_ids = np.tile(np.arange(experts.n_expert, dtype=np.int32), N_ROWS)
-            outputs = await edge.dispatch(layer, encoded, kernel.row_format, pair_rows, pair_ids, DEADLINE_S)
+            call = ExpertCall(layer, encoded, kernel.row_format, pair_rows, pair_ids)
+            outputs = await edge.dispatch(call, DEADLINE_S)
             if outputs.shape != (len(pair_ids), slice_file.facts.d_model) or not np.isfinite(outputs).all():
                 raise RuntimeError(f"the worker's answer for layer {layer} is not finite rows of the model's width")
         await edge.close()

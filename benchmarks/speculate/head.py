@@ -27,7 +27,7 @@ from backbone.engine.model.layer import Layer
 from backbone.engine.model.loader import DenseTensors
 from backbone.engine.model.mtp_experts import MtpExperts
 from backbone.engine.model.mtp_layer import ModelEnds, MtpLayer
-from backbone.engine.ops.interface import KVLayer, RopeTable, Segment
+from backbone.engine.ops.interface import KVLayer, RopeTable, Routing, Segment
 from backbone.engine.ops.model_config import ModelConfig, RopeConfig
 from backbone.engine.ops.stable_ops import StableOps
 from benchmarks.shape.model import QUICK, RealShape, model_bytes, require_room, write_real_shape
@@ -47,8 +47,8 @@ _QUICK = replace(QUICK, n_layer=1, interval=1)
 class _Elsewhere:
     """Experts that workers compute, at no cost here."""
 
-    async def submit(self, _layer: int, rows: Tensor, expert_ids: Tensor) -> Tensor:
-        return torch.zeros(*expert_ids.shape, rows.shape[1])
+    async def submit(self, _layer: int, rows: Tensor, routing: Routing) -> Tensor:
+        return torch.zeros(*routing.expert_ids.shape, rows.shape[1])
 
 
 @dataclass(frozen=True, slots=True)

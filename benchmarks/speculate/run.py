@@ -11,8 +11,8 @@ from torch import Tensor
 
 from backbone.engine.dispatch.dispatcher import ExpertDispatcher
 from backbone.engine.drafts.drafter import DraftCounts
-from backbone.engine.model.expert_caller import ExpertCaller
-from backbone.engine.serving.engine import Engine
+from backbone.engine.ops.interface import Routing
+from backbone.engine.serving.engine import Engine, StepExperts
 from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.serving.scheduler import Chunk
 from backbone.engine.serving.sequence import Sequence as EngineSequence
@@ -56,13 +56,15 @@ class Run:
 class Far:
     """Experts whose answers travel: computed here, at this thread's cost, and there a round trip later."""
 
-    def __init__(self, experts: ExpertCaller, round_trip_s: float) -> None:
+    def __init__(self, experts: StepExperts, round_trip_s: float) -> None:
         self._experts = experts
         self._round_trip_s = round_trip_s
+        self.trips = experts.trips
+        self.begin_step = experts.begin_step
 
-    def submit(self, layer: int, rows: Tensor, expert_ids: Tensor) -> Awaitable[Tensor]:
+    def submit(self, layer: int, rows: Tensor, routing: Routing) -> Awaitable[Tensor]:
         """As `ExpertCaller` has it."""
-        return self._later(self._experts.submit(layer, rows, expert_ids))
+        return self._later(self._experts.submit(layer, rows, routing))
 
     async def _later(self, answer: Awaitable[Tensor]) -> Tensor:
         found = await answer

@@ -10,13 +10,11 @@ import asyncio
 
 import numpy as np
 
-from kvasir.edge.inflight import MAX_LATE, Answer, Inflight, InflightBudget, Pending
+from kvasir.edge.inflight import MAX_LATE, Inflight, InflightBudget, Pending
 from kvasir.edge.link import EdgeLink
 from kvasir.edge.states import EdgeState
 from kvasir.errors import EdgeError, EdgeTimeout, HandshakeRefused, WireError, WorkerFault
-from kvasir.experts import ExpertRange, FloatRows
-from kvasir.kernels.api import EncodedRows, Pairs, RowFormat
-from kvasir.kernels.sums import RowSums
+from kvasir.experts import ExpertRange
 from kvasir.wire.frames import (
     Dispatch,
     Fault,
@@ -27,14 +25,12 @@ from kvasir.wire.frames import (
     Ping,
     Pong,
     Refuse,
-    ReplyType,
     Result,
-    SumOrder,
     SumResult,
     Welcome,
 )
 from kvasir.wire.header import PROTOCOL_LIMITS
-from kvasir.wire.split import DispatchPart, split_dispatch
+from kvasir.wire.split import Answer, DispatchPart, ExpertCall, split_dispatch
 
 
 class Edge:
@@ -97,61 +93,32 @@ class Edge:
         """Dispatches that the worker has not answered yet."""
         return len(self._inflight)
 
-    async def dispatch(
-        self,
-        layer: int,
-        rows: EncodedRows,
-        row_format: RowFormat,
-        pair_rows: Pairs,
-        pair_ids: Pairs,
-        deadline_s: float,
-        *,
-        reply: ReplyType = ReplyType.F32,
-    ) -> FloatRows:
-        """Outputs f32 [n_pairs, d_model] of `pair_ids[i]` (the worker's local ids) for `rows[pair_rows[i]]`.
+    async def dispatch(self, call: ExpertCall, deadline_s: float) -> Answer:
+        """Return the outputs f32 [n_pairs, d_model] of a call, or its sums i32 [n_rows, d_model].
 
         What is too large for one frame is split by rows. Waits while too many bytes are under way. The arrays must not
         change until the call ends. Raises EdgeTimeout after `deadline_s` seconds (a late answer is dropped),
         WorkerFault when the worker says why it did not compute, EdgeError when the edge is or gets closed.
         """
-        parts = self._parts(rows, row_format, pair_rows, pair_ids, None)
-        whole = np.empty((len(pair_ids), self.welcome.d_model), np.float32) if len(parts) != 1 else None
-        return np.asarray(await self._call(layer, parts, whole, reply, deadline_s), np.float32)
+        parts = self._parts(call)
+        whole = call.empty_answer(self.welcome.d_model) if len(parts) != 1 else None
+        return await self._call(call.layer, parts, whole, deadline_s)
 
-    async def dispatch_sums(
-        self,
-        layer: int,
-        rows: EncodedRows,
-        row_format: RowFormat,
-        pair_rows: Pairs,
-        pair_ids: Pairs,
-        order: SumOrder,
-        deadline_s: float,
-    ) -> RowSums:
-        """As `dispatch`, but yields the integer sums of each row's weighted outputs: i32 [n_rows, d_model]."""
-        parts = self._parts(rows, row_format, pair_rows, pair_ids, order)
-        whole = np.zeros((len(rows), self.welcome.d_model), np.int32) if len(parts) != 1 else None
-        return np.asarray(await self._call(layer, parts, whole, ReplyType.F32, deadline_s), np.int32)
-
-    def _parts(
-        self, rows: EncodedRows, row_format: RowFormat, pair_rows: Pairs, pair_ids: Pairs, order: SumOrder | None
-    ) -> list[DispatchPart]:
+    def _parts(self, call: ExpertCall) -> list[DispatchPart]:
         welcome = self.welcome
         self._check_open()
-        if row_format is not welcome.row_format:
-            raise EdgeError(f"worker {self._address} takes {welcome.row_format.name} rows, not {row_format.name}")
-        if not len(pair_ids):
+        if call.row_format is not welcome.row_format:
+            raise EdgeError(f"worker {self._address} takes {welcome.row_format.name} rows, not {call.row_format.name}")
+        if not len(call.pair_ids):
             return []
-        return split_dispatch(rows, pair_rows, pair_ids, welcome.d_model, welcome.limits, order)
+        return split_dispatch(call.rows, call.pair_rows, call.pair_ids, welcome.d_model, welcome.limits, call.sums)
 
-    async def _call(
-        self, layer: int, parts: list[DispatchPart], whole: Answer | None, reply: ReplyType, deadline_s: float
-    ) -> Answer:
-        """Send parts and wait for all answers, which are put together in `whole` unless there is only one part."""
+    async def _call(self, layer: int, parts: list[DispatchPart], whole: Answer | None, deadline_s: float) -> Answer:
+        """Send parts and wait for all their answers; `whole` is where they are put together, unless there is one."""
         sent: list[Pending] = []
         try:
             async with asyncio.timeout(deadline_s):
-                await self._send_all(layer, parts, whole, reply, sent)
+                await self._send_all(layer, parts, whole, sent)
                 for pending in sent:
                     await pending.answer
         except TimeoutError as error:
@@ -235,10 +202,8 @@ class Edge:
         self._budget.give(pending.cost)
         return pending
 
-    async def _send_all(
-        self, layer: int, parts: list[DispatchPart], whole: Answer | None, reply: ReplyType, sent: list[Pending]
-    ) -> None:
-        """Send the parts as the budget allows, and append each to `sent`. Those granted together are sent together."""
+    async def _send_all(self, layer: int, parts: list[DispatchPart], whole: Answer | None, sent: list[Pending]) -> None:
+        """Send the parts as the budget allows, those together that it allows at once; `sent` grows with them."""
         costs = [part.cost(self.welcome.d_model) for part in parts]
         is_granted = False
         for i, (part, cost) in enumerate(zip(parts, costs, strict=True)):
@@ -246,7 +211,7 @@ class Edge:
                 await self._budget.take(cost)
             is_granted = i + 1 < len(parts) and self._budget.try_take(costs[i + 1])
             try:
-                pending = self._send(layer, part, cost, reply, has_more=is_granted)
+                pending = self._send(layer, part, cost, has_more=is_granted)
             except BaseException:
                 self._budget.give(cost + (costs[i + 1] if is_granted else 0))
                 raise
@@ -254,7 +219,7 @@ class Edge:
             pending.into, pending.places = whole, part.pairs if part.sums is None else in_rows
             sent.append(pending)
 
-    def _send(self, layer: int, part: DispatchPart, cost: int, reply: ReplyType, *, has_more: bool) -> Pending:
+    def _send(self, layer: int, part: DispatchPart, cost: int, *, has_more: bool) -> Pending:
         welcome = self.welcome
         self._check_open()
         dispatch = Dispatch(
@@ -265,9 +230,8 @@ class Edge:
             part.rows,
             part.pair_rows,
             part.pair_ids,
-            reply,
-            has_more,
-            part.sums,
+            has_more=has_more,
+            sums=part.sums,
         )
         self._link.send(dispatch, welcome.limits)
         return self._inflight.add(dispatch, cost)

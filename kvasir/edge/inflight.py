@@ -13,12 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from kvasir.errors import EdgeError
-from kvasir.experts import FloatRows
-from kvasir.kernels.sums import RowSums
-from kvasir.wire.frames import Dispatch, Fault, ReplyType, Result, SumResult
+from kvasir.wire.frames import Dispatch, Fault, Result, SumResult
+from kvasir.wire.split import Answer
 
 LAST_NUMBER = 2**32 - 1
-Answer = FloatRows | RowSums  # outputs [n_pairs, d_model], or sums [n_rows, d_model]
 
 MAX_LATE = 1024  # unanswered requests past their deadline, before the edge is given up
 
@@ -84,7 +82,6 @@ class Pending:
     layer: int
     n_pairs: int
     d_model: int
-    reply: ReplyType
     cost: int
     answer: asyncio.Future[Answer]
     n_sum_rows: int | None = None  # of an answer in sums
@@ -123,7 +120,7 @@ class Pending:
         given = (result.layer, *result.outputs.shape)
         if given != asked:
             return f"has (layer, pairs, d_model) {given}, asked was {asked}"
-        if result.outputs.dtype == np.float16 and self.reply is not ReplyType.F16:
+        if result.outputs.dtype == np.float16:
             return "is f16, asked was f32"
         return None
 
@@ -158,7 +155,7 @@ class Inflight:
     def add(self, dispatch: Dispatch, cost: int) -> Pending:
         """Remember a dispatch that was sent."""
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        pending = Pending(dispatch.layer, len(dispatch.pair_ids), dispatch.d_model, dispatch.reply, cost, answer)
+        pending = Pending(dispatch.layer, len(dispatch.pair_ids), dispatch.d_model, cost, answer)
         if dispatch.sums is not None:
             pending.n_sum_rows = len(dispatch.rows)
         self._pending[dispatch.request] = pending

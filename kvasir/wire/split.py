@@ -12,13 +12,35 @@ import numpy as np
 import numpy.typing as npt
 
 from kvasir.errors import WireError
-from kvasir.kernels.api import EncodedRows, Pairs
+from kvasir.experts import FloatRows
+from kvasir.kernels.api import EncodedRows, Pairs, RowFormat
+from kvasir.kernels.sums import RowSums
 from kvasir.wire.frames import SumOrder
 from kvasir.wire.header import Limits, sums_bytes
 
 PAIR_BYTES = 8
 ORDER_BYTES = 4  # of a pair's weight, and of a row's exponent
 RESULT_VALUE_BYTES = 4  # an f16 answer may be sent as f32
+
+Answer = FloatRows | RowSums  # outputs f32 [n_pairs, d_model], or sums i32 [n_rows, d_model]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExpertCall:
+    """What one worker is asked in one layer: for every pair i, expert `pair_ids[i]` of row `pair_rows[i]`."""
+
+    layer: int
+    rows: EncodedRows  # [n_rows, row bytes]
+    row_format: RowFormat
+    pair_rows: Pairs  # [n_pairs]
+    pair_ids: Pairs  # [n_pairs] the worker's local ids
+    sums: SumOrder | None = None  # answer with the integer sums of each row's weighted outputs
+
+    def empty_answer(self, d_model: int) -> Answer:
+        """Return an array for the answer; rows that no pair names have sums of 0."""
+        if self.sums is None:
+            return np.empty((len(self.pair_ids), d_model), np.float32)
+        return np.zeros((len(self.rows), d_model), np.int32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from backbone.engine.ops.interface import Routing
 from kvasir.gguf.index import GGUFIndex
 from kvasir.kernels.api import ExpertKernel
 from kvasir.slicing.model_card import ModelCard
@@ -23,9 +24,9 @@ class KernelExperts:
         self._kernel = kernel
         self._layers = {layer: kernel.load(model_experts(index, card, layer)) for layer in layers}
 
-    def submit(self, layer: int, rows: Tensor, expert_ids: Tensor) -> Awaitable[Tensor]:
-        """Rows [T, d_model] f32, expert_ids [T, n_used] -> partials [T, n_used, d_model]."""
-        return self._compute(layer, rows, expert_ids)
+    def submit(self, layer: int, rows: Tensor, routing: Routing) -> Awaitable[Tensor]:
+        """Rows [T, d_model] f32 -> partials [T, n_used, d_model]."""
+        return self._compute(layer, rows, routing.expert_ids)
 
     async def _compute(self, layer: int, rows: Tensor, expert_ids: Tensor) -> Tensor:
         await asyncio.sleep(0)

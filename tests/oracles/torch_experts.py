@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from backbone.engine.ops.interface import Routing
 from kvasir.gguf.index import GGUFIndex
 
 
@@ -24,9 +25,9 @@ class InProcessExperts:
         self._dtype = dtype
         self._experts = {layer: self._load(index, layer) for layer in layers}
 
-    def submit(self, layer: int, rows: Tensor, expert_ids: Tensor) -> Awaitable[Tensor]:
-        """Rows [T, d_model], expert_ids [T, n_used] -> partials [T, n_used, d_model]."""
-        return self._compute(layer, rows, expert_ids)
+    def submit(self, layer: int, rows: Tensor, routing: Routing) -> Awaitable[Tensor]:
+        """Rows [T, d_model] -> partials [T, n_used, d_model]."""
+        return self._compute(layer, rows, routing.expert_ids)
 
     async def _compute(self, layer: int, rows: Tensor, expert_ids: Tensor) -> Tensor:
         await asyncio.sleep(0)

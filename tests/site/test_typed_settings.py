@@ -28,7 +28,7 @@ def test_every_variable_is_read() -> None:
     environ = {
         "KVASIR_MODEL": "big.gguf", "KVASIR_MODEL_NAME": "big", "KVASIR_SLOTS": "8", "KVASIR_KV_BYTES": "2GiB",
         "KVASIR_CTX": "512", "KVASIR_MAX_WAITING": "9",
-        "KVASIR_THREADS": "3", "KVASIR_DENSE": "float", "KVASIR_KERNEL": "kx1", "KVASIR_REPLY": "f16",
+        "KVASIR_THREADS": "3", "KVASIR_DENSE": "float", "KVASIR_KERNEL": "kx1", "KVASIR_REPLY": "sum",
         "KVASIR_WORKERS": "a:1, b:2", "KVASIR_RELAYS": "wss://r", "KVASIR_WORKER_DEADLINE_S": "2.5",
         "KVASIR_STOP_S": "1",
         "KVASIR_HOT_BYTES": "3GiB", "KVASIR_DEVICE": "auto",
@@ -36,7 +36,7 @@ def test_every_variable_is_read() -> None:
     }  # fmt: skip
     assert service_settings(environ) == ServiceSettings(
         Path("big.gguf"), "big", n_slot=8, kv_budget_bytes=2 << 30, n_ctx=512, max_waiting=9, n_threads=3,
-        dense="float", kernel="kx1", reply="f16", workers=("a:1", "b:2"), relays=("wss://r",), worker_deadline_s=2.5,
+        dense="float", kernel="kx1", reply="sum", workers=("a:1", "b:2"), relays=("wss://r",), worker_deadline_s=2.5,
         stop_s=1.0, hot_bytes=3 << 30, device="auto", gpu_expert_bytes=4 << 30, receipts_dir=RECEIPTS, sums_dir=SUMS,
     )  # fmt: skip
 
@@ -48,6 +48,7 @@ def test_every_variable_is_read() -> None:
         ("KVASIR_SLOTS", "many"),
         ("KVASIR_KV_BYTES", "2 elephants"),
         ("KVASIR_REPLY", "f8"),
+        ("KVASIR_REPLY", "f16"),
         ("KVASIR_WORKERS", "a:1,,b:2"),
         ("KVASIR_STOP_S", "nan"),
         ("KVASIR_STOP_S", "soon"),

@@ -11,23 +11,19 @@ import itertools
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from backbone.engine.serving.loaded_model import LoadedModel
-from backbone.engine.swarm.edge_pool import EdgePool
-from backbone.engine.swarm.reply_format import ReplyFormat
+from backbone.engine.swarm.edge_pool import EdgePool, WorkerAddress
 from backbone.engine.swarm.transport import NoWorkers
-from backbone.engine.swarm.worker_address import WorkerAddress
 from backbone.management.generation import DispatchSettings, Generation, first_difference, generate
 from backbone.sampling_params import SamplingParams
 from kvasir.kernels.api import ExpertKernel
 from kvasir.kernels.kx1 import KX1Kernel
 from kvasir.kernels.native import NativeLibrary, load
 from kvasir.kernels.oracle import NumpyKX1Kernel
-from kvasir.wire.frames import ReplyType
 from kvasir.worker.serving.holdings import Holdings, open_holdings
 from tests.oracles.tiny_gguf import TinyModel, write_tiny
 from tests.swarm.swarm import cut, even_parts, holdings_with, lying, serving
@@ -60,10 +56,8 @@ def alone(loaded: LoadedModel, settings: DispatchSettings | None = None) -> Gene
     return generate(loaded, NoWorkers(), PROMPTS, GREEDY, settings=settings)
 
 
-def through(
-    loaded: LoadedModel, addresses: Sequence[str], settings: DispatchSettings | None = None, **pool: Any
-) -> Generation:
-    with EdgePool([WorkerAddress.parse(a) for a in addresses], loaded.hello(), **pool) as edges:
+def through(loaded: LoadedModel, addresses: Sequence[str], settings: DispatchSettings | None = None) -> Generation:
+    with EdgePool([WorkerAddress.parse(a) for a in addresses], loaded.hello()) as edges:
         assert edges.problems == {}
         return generate(loaded, edges, PROMPTS, GREEDY, settings=settings)
 
@@ -186,19 +180,6 @@ def test_a_worker_that_stalls_in_mid_generation_changes_nothing(
         assert first_difference(sharded, alone(loaded)) is None
         assert sharded.tally.pairs_by_worker[addresses[1]] > 0
         assert any("no result within" in reason for reason in sharded.tally.fallback_by_reason)
-
-
-def test_replies_in_half_precision_are_rounded_alike_everywhere(
-    models: Callable[[str, str], Path], tmp_path: Path
-) -> None:
-    model = models("qwen3moe", "Q4_K")
-    slices = cut(model, [(0, 6), (6, 11)], tmp_path)
-    half = DispatchSettings(reply_format=ReplyFormat.F16)
-    with LoadedModel.open(model, n_slot=4, n_ctx=64, n_threads=1) as loaded, serving(opened(slices)) as addresses:
-        rounded_alone = alone(loaded, half)
-        assert first_difference(through(loaded, addresses, half, reply=ReplyType.F16), rounded_alone) is None
-        assert first_difference(through(loaded, addresses, half, reply=ReplyType.F32), rounded_alone) is None
-        assert first_difference(alone(loaded), rounded_alone) is not None
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

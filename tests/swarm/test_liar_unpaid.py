@@ -13,8 +13,7 @@ import pytest
 from django.core.management import call_command
 
 from backbone.engine.serving.loaded_model import LoadedModel
-from backbone.engine.swarm.edge_pool import EdgePool
-from backbone.engine.swarm.worker_address import WorkerAddress
+from backbone.engine.swarm.edge_pool import EdgePool, WorkerAddress
 from backbone.engine.trust.guard import WorkGuard
 from backbone.engine.trust.receipts import UNCHECKED
 from backbone.engine.trust.standing import TrustPolicy

@@ -21,8 +21,9 @@ from kvasir.kernels.api import RowFormat
 from kvasir.kernels.sums import sum_outputs
 from kvasir.relay.edge import RelayEdge, RelayEdges
 from kvasir.relay.records import RECORD_BYTES
-from kvasir.wire.frames import Hello, ReplyType, Role, SumOrder
+from kvasir.wire.frames import Hello, Role, SumOrder
 from kvasir.wire.header import HEADER_BYTES, encoded_row_bytes
+from kvasir.wire.split import ExpertCall
 from tests.swarm.cutting_proxy import CuttingProxy
 from tests.swarm.relay_process import KERNEL, MODEL, RelayProcess, sandbox
 from tests.swarm.tab_process import D_MODEL, EXPERTS, PATIENCE_S, TabProcess
@@ -70,16 +71,12 @@ def expected(rows: Rows, pair_rows: Pairs, pair_ids: Pairs, layer: int) -> npt.N
     return codes[pair_rows].astype(np.float32) + 1000 * experts[:, None]
 
 
-async def exchange(edge: RelayEdge, n_rows: int, n_pairs: int, *, layer: int = 2, is_f16: bool = False) -> int:
+async def exchange(edge: RelayEdge, n_rows: int, n_pairs: int, *, layer: int = 2) -> int:
     """Dispatch and compare; returns the bytes of the frame that went out."""
     before = edge.bytes_sent
     rows, pair_rows, pair_ids = asked(n_rows, n_pairs, layer)
-    reply = ReplyType.F16 if is_f16 else ReplyType.F32
-    outputs = await edge.dispatch(layer, rows, RowFormat.KX1, pair_rows, pair_ids, PATIENCE_S, reply=reply)
-    wanted = expected(rows, pair_rows, pair_ids, layer)
-    if is_f16:
-        wanted = wanted.astype(np.float16).astype(np.float32)
-    assert outputs.tobytes() == wanted.tobytes()
+    outputs = await edge.dispatch(ExpertCall(layer, rows, RowFormat.KX1, pair_rows, pair_ids), PATIENCE_S)
+    assert outputs.tobytes() == expected(rows, pair_rows, pair_ids, layer).tobytes()
     return edge.bytes_sent - before - RECORD_BYTES
 
 
@@ -91,7 +88,7 @@ async def exchange_sums(edge: RelayEdge, n_rows: int, pairs_of_row: int, *, laye
     weights = (chance.random(len(pair_rows)) * 2.0 ** chance.integers(-20, 1, len(pair_rows))).astype(np.float32)
     order = SumOrder(weights, chance.integers(-12, 8, n_rows, np.int32))
     before = edge.bytes_received
-    sums = await edge.dispatch_sums(layer, rows, RowFormat.KX1, pair_rows, pair_ids, order, PATIENCE_S)
+    sums = await edge.dispatch(ExpertCall(layer, rows, RowFormat.KX1, pair_rows, pair_ids, order), PATIENCE_S)
     wanted = sum_outputs(expected(rows, pair_rows, pair_ids, layer), weights, pair_rows, order.exponents)
     assert sums.any()
     assert sums.tobytes() == wanted.tobytes()
@@ -120,13 +117,12 @@ def test_frames_of_every_length_are_computed_in_javascript(relay: RelayProcess, 
     asyncio.run(scenario())
 
 
-def test_answers_of_every_size_come_back_whole_in_either_type(relay: RelayProcess, tmp_path: Path) -> None:
+def test_answers_of_every_size_come_back_whole(relay: RelayProcess, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with TabProcess(relay, tmp_path / "errors"), backbone(relay) as opened:
             edge = await next_edge(opened)
             for n_pairs in (1, 12, 13, 204, 205, 1638):  # 8 MiB hold 1638 rows
                 await exchange(edge, 3, n_pairs)
-                await exchange(edge, 3, n_pairs, is_f16=True)
             await exchange(edge, 300, 4000)  # more than a frame holds: split, and put together again
 
     asyncio.run(scenario())

@@ -16,7 +16,7 @@ import pytest
 from redis import Redis
 from redis.asyncio import Redis as AsyncRedis
 
-from backbone.engine.dispatch.dispatcher import Served
+from backbone.engine.dispatch.counters import Served
 from backbone.engine.serving.token_sources import LastTokens, SourceTable, TokenTrace, sources_of_rows
 from backbone.engine.trust.exposure import ExposureBook, Flagged
 from backbone.engine.trust.guard import WorkGuard

@@ -11,9 +11,11 @@ from typing import Any
 
 from torch import Tensor
 
-from backbone.engine.dispatch.dispatcher import ExpertDispatcher, Served
+from backbone.engine.dispatch.counters import Served
+from backbone.engine.dispatch.dispatcher import ExpertDispatcher
 from backbone.engine.dispatch.hot_cache import HotCache
-from backbone.engine.model.expert_caller import ExpertCaller
+from backbone.engine.ops.interface import Routing
+from backbone.engine.serving.engine import StepExperts
 from backbone.engine.serving.jobs import (
     Broken,
     ChoiceEnded,
@@ -110,12 +112,14 @@ class Valve:
 class HeldExperts:
     """The backbone's own replica behind a valve."""
 
-    def __init__(self, experts: ExpertCaller, valve: Valve) -> None:
+    def __init__(self, experts: StepExperts, valve: Valve) -> None:
         self._experts = experts
         self._valve = valve
+        self.trips = experts.trips
+        self.begin_step = experts.begin_step
 
-    def submit(self, layer: int, rows: Tensor, expert_ids: Tensor) -> Awaitable[Tensor]:
-        return self._held(self._experts.submit(layer, rows, expert_ids))
+    def submit(self, layer: int, rows: Tensor, routing: Routing) -> Awaitable[Tensor]:
+        return self._held(self._experts.submit(layer, rows, routing))
 
     async def _held(self, computing: Awaitable[Tensor]) -> Tensor:
         try:
@@ -142,7 +146,7 @@ def running(
     """A service over the backbone's own replica alone, or over workers."""
     listener = Listener()
 
-    def make_experts(on_served: Callable[[Served], None]) -> ExpertCaller:
+    def make_experts(on_served: Callable[[Served], None]) -> StepExperts:
         experts = ExpertDispatcher(loaded.store, transport or NoWorkers(), on_served=on_served, hot=hot)
         return experts if valve is None else HeldExperts(experts, valve)
 

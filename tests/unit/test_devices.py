@@ -16,9 +16,9 @@ from backbone.engine.dispatch.dispatcher import ExpertDispatcher
 from backbone.engine.model.batch import Batch, SlotTokens
 from backbone.engine.model.model import Model
 from backbone.engine.ops.devices import CPU, Device, torch_device
-from backbone.engine.ops.interface import Linear
+from backbone.engine.ops.interface import Linear, Routing
 from backbone.engine.ops.torch_ops import TorchOps
-from backbone.engine.serving.loaded_model import Dense, LoadedModel, make_ops
+from backbone.engine.serving.loaded_model import Arithmetic, Dense, LoadedModel, make_ops
 from backbone.engine.serving.sum_calibration import sum_scale_of
 from backbone.engine.swarm.transport import NoWorkers
 from backbone.process.served_model import directory_entry, open_model
@@ -72,14 +72,14 @@ def test_a_missing_cuda_is_named_with_what_is_there(
 def test_a_model_is_not_opened_without_its_device(tmp_path: Path) -> None:
     path = write_tiny(tmp_path / "m.gguf", TinyModel("qwen3moe", "Q4_K", shape=SHAPE))
     with pytest.raises(ConfigError, match="CUDA is asked for"):
-        LoadedModel.open(path, n_slot=1, dense=Dense.FLOAT, device=Device.CUDA)
+        LoadedModel.open(path, n_slot=1, arithmetic=Arithmetic(Dense.FLOAT, Device.CUDA))
 
 
 @pytest.mark.usefixtures("has_no_cuda")
 @pytest.mark.parametrize(("device", "reason"), [(Device.CPU, "KVASIR_DEVICE is cpu"), (Device.AUTO, "torch ")])
 def test_the_fast_dense_path_is_refused_on_a_cpu(device: Device, reason: str) -> None:
     with pytest.raises(ConfigError, match=rf"^KVASIR_DENSE=fast needs.*{reason}.*; set KVASIR_DENSE=kx1$"):
-        make_ops(Dense.FAST, 1, device)
+        make_ops(Arithmetic(Dense.FAST, device), 1)
 
 
 def test_the_fingerprint_and_the_scale_of_sums_name_the_dense_path(tmp_path: Path) -> None:
@@ -98,10 +98,10 @@ def test_the_fingerprint_and_the_scale_of_sums_name_the_dense_path(tmp_path: Pat
 
 @pytest.mark.usefixtures("has_cuda")
 def test_what_computes_on_cuda() -> None:
-    fast, plain = (make_ops(dense, 1, Device.AUTO) for dense in (Dense.FAST, Dense.FLOAT))
+    fast, plain = (make_ops(Arithmetic(dense, Device.AUTO), 1) for dense in (Dense.FAST, Dense.FLOAT))
     assert fast.name == "float: bfloat16 and float32 on cuda"
     assert plain.name == "float: float32 on cuda"
-    assert make_ops(Dense.FLOAT, 1).name == "float: float32 on cpu"
+    assert make_ops(Arithmetic(Dense.FLOAT), 1).name == "float: float32 on cpu"
     for ops in (fast, plain):
         assert ops.device.type == "cuda" and ops.dtype is torch.float32 and not ops.is_batch_stable
 
@@ -125,12 +125,12 @@ class HostExperts:
         self._d_model = d_model
         self.n_calls = 0
 
-    def submit(self, layer: int, rows: torch.Tensor, expert_ids: torch.Tensor) -> asyncio.Future[torch.Tensor]:
-        assert rows.device == expert_ids.device == CPU
-        assert rows.dtype is torch.float32 and expert_ids.dtype is torch.int64
+    def submit(self, layer: int, rows: torch.Tensor, routing: Routing) -> asyncio.Future[torch.Tensor]:
+        assert rows.device == routing.expert_ids.device == routing.weights.device == CPU
+        assert rows.dtype is torch.float32 and routing.expert_ids.dtype is torch.int64
         self.n_calls += 1
         answer: asyncio.Future[torch.Tensor] = asyncio.get_running_loop().create_future()
-        answer.set_result(torch.zeros(*expert_ids.shape, self._d_model))
+        answer.set_result(torch.zeros(*routing.expert_ids.shape, self._d_model))
         return answer
 
 
@@ -179,7 +179,9 @@ def test_a_gpu_that_computes_experts_changes_no_bit(tmp_path: Path, monkeypatch:
     path = write_tiny(tmp_path / "m.gguf", TinyModel("qwen3moe", "Q4_K", shape=SHAPE))
     found = []
     for gpu_expert_bytes in (0, 32 << 20):
-        with LoadedModel.open(path, n_slot=1, n_ctx=16, n_threads=1, gpu_expert_bytes=gpu_expert_bytes) as loaded:
+        with LoadedModel.open(
+            path, n_slot=1, n_ctx=16, n_threads=1, arithmetic=Arithmetic(gpu_expert_bytes=gpu_expert_bytes)
+        ) as loaded:
             kernel = loaded.store.kernel
             assert isinstance(kernel, GpuOrCpuKernel) == bool(gpu_expert_bytes)
             if isinstance(kernel, GpuOrCpuKernel):

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from backbone.engine.dispatch.counters import Tally
 from backbone.engine.dispatch.dispatcher import ExpertDispatcher
-from backbone.engine.serving.tally import Tally
+from backbone.engine.dispatch.hedging import DeadlineRule
+from backbone.engine.ops.interface import Routing
 from backbone.engine.swarm.expert_store import ExpertStore
 from backbone.engine.swarm.measured import Measured
 from backbone.engine.swarm.placement import ReplicaMap
@@ -20,22 +22,23 @@ from backbone.engine.swarm.transport import NoWorkers
 from kvasir.errors import EdgeError, EdgeTimeout
 from kvasir.experts import ExpertRange, FloatRows
 from kvasir.gguf.index import GGUFIndex
-from kvasir.kernels.api import EncodedRows, Pairs, RowFormat
 from kvasir.kernels.registry import kernel_named
 from kvasir.slicing.model_card import ModelCard
+from kvasir.wire.split import Answer, ExpertCall
 from tests.oracles.tiny_gguf import TinyModel, write_tiny
 
-Answer = Callable[[FloatRows], FloatRows]
+Change = Callable[[FloatRows], FloatRows]
 ROWS = torch.randn(5, 256, generator=torch.Generator().manual_seed(3))
 EXPERT_IDS = torch.tensor([[0, 9], [3, 1], [9, 2], [1, 0], [15, 14]])
+ROUTING = Routing(EXPERT_IDS, torch.ones(5, 2))
 
 
 class OneWorker:
-    """A worker that holds experts 0 to 7 and whose answers pass through `answer`."""
+    """A worker that holds experts 0 to 7 and whose answers pass through `change`."""
 
-    def __init__(self, store: ExpertStore, answer: Answer) -> None:
+    def __init__(self, store: ExpertStore, change: Change) -> None:
         self._store = store
-        self._answer = answer
+        self._change = change
         self.reports: list[str] = []
         self.n_rows_sent = 0
 
@@ -48,20 +51,15 @@ class OneWorker:
     def measurements(self) -> Mapping[str, Measured]:
         return {}
 
-    def dispatch(
-        self,
-        worker_id: str,
-        layer: int,
-        rows: EncodedRows,
-        row_format: RowFormat,
-        pair_rows: Pairs,
-        pair_ids: Pairs,
-        deadline_s: float,
-    ) -> Future[FloatRows]:
-        self.n_rows_sent += len(rows)
-        future: Future[FloatRows] = Future()
+    def node_of(self, worker_id: str) -> str:
+        return worker_id
+
+    def dispatch(self, worker_id: str, call: ExpertCall, deadline_s: float) -> Future[Answer]:
+        self.n_rows_sent += len(call.rows)
+        future: Future[Answer] = Future()
         try:
-            future.set_result(self._answer(self._store.layer(layer).compute(rows, pair_rows, pair_ids)))
+            outputs = self._store.layer(call.layer).compute(call.rows, call.pair_rows, call.pair_ids)
+            future.set_result(self._change(outputs))
         except EdgeTimeout as error:
             future.set_exception(error)
         except TimeoutError:
@@ -81,7 +79,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ExpertStore]:
 
 def run(dispatcher: ExpertDispatcher) -> torch.Tensor:
     async def call() -> torch.Tensor:
-        return await dispatcher.submit(0, ROWS, EXPERT_IDS)
+        return await dispatcher.submit(0, ROWS, ROUTING)
 
     return asyncio.run(call())
 
@@ -129,10 +127,10 @@ def test_rows_travel_once_and_the_rest_is_computed_here(store: ExpertStore) -> N
         (closed, "the edge is closed"),
     ],
 )
-def test_what_cannot_be_used_is_computed_here_and_reported(store: ExpertStore, answer: Answer, reason: str) -> None:
+def test_what_cannot_be_used_is_computed_here_and_reported(store: ExpertStore, answer: Change, reason: str) -> None:
     expected = run(ExpertDispatcher(store, NoWorkers()))
     worker, tally = OneWorker(store, answer), Tally()
-    dispatcher = ExpertDispatcher(store, worker, deadline_s=0.01, grace_s=0.01, on_served=tally.add)
+    dispatcher = ExpertDispatcher(store, worker, deadlines=DeadlineRule(0.01, grace_s=0.01), on_served=tally.add)
     assert torch.equal(run(dispatcher), expected)
     assert worker.reports == [reason]
     assert tally.fallback_by_reason == {"no replica": 4, reason: 6}

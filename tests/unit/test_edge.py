@@ -15,9 +15,8 @@ from kvasir.edge.link import LINGER_S, PIECE_BYTES
 from kvasir.edge.signs_of_life import KeepAlive, KeepAliveAction, keepalive_action
 from kvasir.edge.tcp_edge import TcpEdge
 from kvasir.errors import EdgeError, EdgeTimeout, HandshakeRefused, WorkerFault
-from kvasir.experts import ExpertRange, FloatRows
+from kvasir.experts import ExpertRange
 from kvasir.kernels.api import RowFormat
-from kvasir.kernels.sums import RowSums
 from kvasir.wire.codec import encode, join
 from kvasir.wire.frames import (
     Dispatch,
@@ -39,7 +38,7 @@ from kvasir.wire.frames import (
     Welcome,
 )
 from kvasir.wire.header import Limits, sums_bytes
-from kvasir.wire.split import result_bytes
+from kvasir.wire.split import Answer, ExpertCall, result_bytes
 from tests.unit.virtual_time import Socket, VirtualLoop, run, settle
 
 D_MODEL = 4
@@ -60,12 +59,10 @@ async def opened(loop: VirtualLoop, limits: Limits | None = None, keep_alive: Ke
     return await connecting
 
 
-def ask(
-    loop: VirtualLoop, edge: TcpEdge, n_pairs: int = 1, deadline_s: float = 5, reply: ReplyType = ReplyType.F32
-) -> asyncio.Task[FloatRows]:
+def ask(loop: VirtualLoop, edge: TcpEdge, n_pairs: int = 1, deadline_s: float = 5) -> asyncio.Task[Answer]:
     rows = np.zeros((n_pairs, 4 * D_MODEL), np.uint8)
     pairs = np.arange(n_pairs, dtype=np.int32)
-    return loop.create_task(edge.dispatch(0, rows, RowFormat.F32, pairs, pairs, deadline_s, reply=reply))
+    return loop.create_task(edge.dispatch(ExpertCall(0, rows, RowFormat.F32, pairs, pairs), deadline_s))
 
 
 def asked(socket: Socket) -> list[Dispatch]:
@@ -392,28 +389,12 @@ def test_after_goaway_only_what_is_in_flight_is_answered() -> None:
     run(test)
 
 
-def test_f16_answers_come_out_as_f32() -> None:
-    async def test(loop: VirtualLoop) -> None:
-        edge = await opened(loop)
-        for sent in (np.full((1, D_MODEL), 0.5, np.float16), np.full((1, D_MODEL), 0.5, np.float32)):
-            call = ask(loop, edge, reply=ReplyType.F16)
-            await settle()
-            dispatch = asked(loop.sockets[0])[-1]
-            assert dispatch.reply is ReplyType.F16
-            loop.sockets[0].send(Result(dispatch.request, 0, sent))
-            outputs = await call
-            assert outputs.dtype == np.float32
-            assert outputs.tolist() == [[0.5] * D_MODEL]
-
-    run(test)
-
-
 def test_another_row_format_than_the_workers_is_an_error_here() -> None:
     async def test(loop: VirtualLoop) -> None:
         edge = await opened(loop)
         pairs = np.zeros(1, np.int32)
         with pytest.raises(EdgeError, match="takes F32 rows, not KX1"):
-            await edge.dispatch(0, np.zeros((1, 261), np.uint8), RowFormat.KX1, pairs, pairs, 5)
+            await edge.dispatch(ExpertCall(0, np.zeros((1, 261), np.uint8), RowFormat.KX1, pairs, pairs), 5)
 
     run(test)
 
@@ -459,7 +440,7 @@ def test_a_large_dispatch_is_split_and_put_together_again() -> None:
         pair_rows = np.array([4, 0, 2, 4, 1, 3], np.int32)
         rows = np.arange(5 * 4 * D_MODEL, dtype=np.uint8).reshape(5, -1)
         ids = np.arange(6, dtype=np.int32)
-        call = loop.create_task(edge.dispatch(0, rows, RowFormat.F32, pair_rows, ids, 5))
+        call = loop.create_task(edge.dispatch(ExpertCall(0, rows, RowFormat.F32, pair_rows, ids), 5))
         await settle()
         dispatches = asked(loop.sockets[0])
         assert [dispatch.has_more for dispatch in dispatches] == [True, True, False]
@@ -467,9 +448,9 @@ def test_a_large_dispatch_is_split_and_put_together_again() -> None:
             firsts = dispatch.rows[dispatch.pair_rows, :1].astype(np.float32)
             outputs = np.hstack([firsts, dispatch.pair_ids[:, None], np.zeros((len(firsts), 2))]).astype(np.float32)
             loop.sockets[0].send(Result(dispatch.request, 0, outputs))
-        outputs = await call
-        assert outputs[:, 0].tolist() == rows[pair_rows, 0].tolist()
-        assert outputs[:, 1].tolist() == ids.tolist()
+        answer = await call
+        assert answer[:, 0].tolist() == rows[pair_rows, 0].tolist()
+        assert answer[:, 1].tolist() == ids.tolist()
 
     run(test)
 
@@ -517,7 +498,8 @@ def test_a_stuck_worker_costs_no_more_than_a_piece_in_the_transport() -> None:
         n_rows = 8000
         rows = np.zeros((n_rows, 4 * D_MODEL), np.uint8)
         pairs = np.arange(n_rows, dtype=np.int32)
-        calls = [loop.create_task(edge.dispatch(0, rows, RowFormat.F32, pairs, pairs, 5)) for _ in range(5)]
+        call = ExpertCall(0, rows, RowFormat.F32, pairs, pairs)
+        calls = [loop.create_task(edge.dispatch(call, 5)) for _ in range(5)]
         await settle()
         assert socket.n_unread <= PIECE_BYTES
         while len(asked(socket)) < 5:
@@ -542,12 +524,12 @@ async def opened_wide(loop: VirtualLoop, limits: Limits | None = None) -> TcpEdg
     return await connecting
 
 
-def ask_sums(loop: VirtualLoop, edge: TcpEdge, named: list[int], n_rows: int) -> asyncio.Task[RowSums]:
+def ask_sums(loop: VirtualLoop, edge: TcpEdge, named: list[int], n_rows: int) -> asyncio.Task[Answer]:
     """Ask for sums; pair i is of row `named[i]` and has weight i, row i has exponent i."""
     rows = np.repeat(np.arange(n_rows, dtype=np.uint8)[:, None], 261, axis=1)
     pair_rows, ids = np.array(named, np.int32), np.arange(len(named), dtype=np.int32)
     order = SumOrder(np.arange(len(named), dtype=np.float32), np.arange(n_rows, dtype=np.int32))
-    return loop.create_task(edge.dispatch_sums(0, rows, RowFormat.KX1, pair_rows, ids, order, 5))
+    return loop.create_task(edge.dispatch(ExpertCall(0, rows, RowFormat.KX1, pair_rows, ids, order), 5))
 
 
 def sums_of(dispatch: Dispatch) -> SumResult:
@@ -643,13 +625,12 @@ def test_a_worker_that_answers_sums_wrongly_is_left(spoil: Callable[[Dispatch], 
     run(test)
 
 
-@pytest.mark.parametrize("reply", list(ReplyType))
-def test_a_worker_that_answers_outputs_with_sums_is_left(reply: ReplyType) -> None:
+def test_a_worker_that_answers_outputs_with_sums_is_left() -> None:
     async def test(loop: VirtualLoop) -> None:
         edge = await opened_wide(loop)
         pairs = np.arange(2, dtype=np.int32)
         rows = np.zeros((2, 261), np.uint8)
-        call = loop.create_task(edge.dispatch(0, rows, RowFormat.KX1, pairs, pairs, 5, reply=reply))
+        call = loop.create_task(edge.dispatch(ExpertCall(0, rows, RowFormat.KX1, pairs, pairs), 5))
         await settle()
         loop.sockets[0].send(SumResult(asked(loop.sockets[0])[0].request, 0, 2, np.zeros((2, WIDE), np.int32)))
         with pytest.raises(EdgeError, match="is sums, asked were outputs"):

@@ -5,15 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from backbone.engine.swarm.edge_pool import EdgePool
-from backbone.engine.swarm.worker_address import WorkerAddress
+from backbone.engine.swarm.edge_pool import EdgePool, WorkerAddress
 from kvasir.errors import ConfigError, EdgeError, EdgeTimeout
 from kvasir.kernels.api import RowFormat
 from kvasir.relay.directory import FixedDirectory
 from kvasir.wire.frames import Hello, Role
+from kvasir.wire.split import ExpertCall
 
 HELLO = Hello(Role.BACKBONE, "0" * 64, "1" * 64, "kx1")
 NOBODY = "127.0.0.1:9"  # the discard port: nothing listens there
+NO_PAIRS = np.zeros(0, np.int32)
+EMPTY = ExpertCall(0, np.zeros((0, 261), np.uint8), RowFormat.KX1, NO_PAIRS, NO_PAIRS)
 
 
 @pytest.mark.parametrize("text", ["127.0.0.1:7401", "worker.example:1", "[::1]:65535"])
@@ -35,8 +37,7 @@ def test_a_pool_without_its_workers_says_why_and_gives_nothing_to_anybody() -> N
         assert pool.coverage().replicas == {}
         assert pool.bytes_moved == {NOBODY: (0, 0)}
         with pytest.raises(EdgeError, match="not connected"):
-            empty = np.zeros(0, np.int32)
-            pool.dispatch(NOBODY, 0, np.zeros((0, 261), np.uint8), RowFormat.KX1, empty, empty, 1.0)
+            pool.dispatch(NOBODY, EMPTY, 1.0)
         with pytest.raises(EdgeTimeout, match="was not connected within 0"):
             pool.wait_connected(NOBODY, 0.0)
 
@@ -50,9 +51,8 @@ def test_closing_twice_is_harmless() -> None:
 
 def test_a_worker_that_left_its_relay_is_an_edge_error_and_no_surprise() -> None:
     with EdgePool([], HELLO) as pool:
-        empty = np.zeros(0, np.int32)
         with pytest.raises(EdgeError, match="3 at ws://x is not connected: it has left its relay"):
-            pool.dispatch("3 at ws://x", 0, np.zeros((0, 261), np.uint8), RowFormat.KX1, empty, empty, 1.0)
+            pool.dispatch("3 at ws://x", EMPTY, 1.0)
         pool.report("3 at ws://x", "late")
         assert pool.live() == frozenset()
 

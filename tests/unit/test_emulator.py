@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 
 from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.serving.sum_calibration import calibrate
-from backbone.engine.swarm.transport import NoWorkers, SumTransport
+from backbone.engine.swarm.transport import NoWorkers, Transport
 from benchmarks.emulator.classes import CLASSES, Flight, LinkClass, Port, WorkerClass
 from benchmarks.emulator.clock import CpuLoop
 from benchmarks.emulator.model import TINY, emulated_model, prompts
@@ -24,6 +25,7 @@ from kvasir.errors import EdgeError, EdgeTimeout
 from kvasir.experts import ExpertRange
 from kvasir.kernels.sums import sum_outputs
 from kvasir.wire.frames import SumOrder
+from kvasir.wire.split import Answer, ExpertCall
 from tests.unit.engine_service import SHAPE, tiny_model
 
 SLOW = WorkerClass("slow", pair_s=10.0, call_s=100.0)
@@ -71,11 +73,11 @@ def test_bytes_queue_at_a_port_and_never_overtake_on_their_way() -> None:
     assert late.min() >= 1.0 and late.max() < 6.0 and late.max() > 4.0
 
 
-def dispatch(swarm: SumTransport, loaded: LoadedModel, n_pairs: int, deadline_s: float = 1e6) -> asyncio.Future[object]:
+def dispatch(swarm: Transport, loaded: LoadedModel, n_pairs: int, deadline_s: float = 1e6) -> asyncio.Future[Answer]:
     rows = np.random.default_rng(n_pairs).standard_normal((n_pairs, loaded.card.d_model)).astype(np.float32)
     encoded, ids = loaded.store.kernel.encode_rows(rows), np.arange(n_pairs, dtype=np.int32)
-    answer = swarm.dispatch("w", 0, encoded, loaded.store.kernel.row_format, ids, ids % 4, deadline_s)
-    return asyncio.wrap_future(answer)  # type: ignore[arg-type]
+    call = ExpertCall(0, encoded, loaded.store.kernel.row_format, ids, ids % 4)
+    return asyncio.wrap_future(swarm.dispatch("w", call, deadline_s))
 
 
 def test_answers_come_when_way_and_queue_let_them(loop: CpuLoop, loaded: LoadedModel) -> None:
@@ -110,10 +112,10 @@ def test_an_answer_has_the_kernels_bits(loop: CpuLoop, loaded: LoadedModel) -> N
     async def test() -> None:
         held = {"w": (ExpertRange(1, half, SHAPE.n_expert),)}
         swarm = EmulatedSwarm(loop, loaded.store, held, SLOW, LinkClass(0.0))
-        call = 1, rows, kernel.row_format, pair_rows, local_ids
-        outputs = await asyncio.wrap_future(swarm.dispatch("w", *call, 1e6))
+        call = ExpertCall(1, rows, kernel.row_format, pair_rows, local_ids)
+        outputs = await asyncio.wrap_future(swarm.dispatch("w", call, 1e6))
         np.testing.assert_array_equal(outputs, expected)
-        sums = await asyncio.wrap_future(swarm.dispatch_sums("w", *call, order, 1e6))
+        sums = await asyncio.wrap_future(swarm.dispatch("w", replace(call, sums=order), 1e6))
         np.testing.assert_array_equal(sums, sum_outputs(expected, order.weights, pair_rows, order.exponents))
 
     loop.run_until_complete(test())

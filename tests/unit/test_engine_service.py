@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from backbone.engine.dispatch.dispatcher import Served
+from backbone.engine.dispatch.counters import Served
 from backbone.engine.sampling import choice as sampling
 from backbone.engine.serving import service_core
 from backbone.engine.serving.jobs import Began, Completed, ContextOverflow, FailureKind, JobFailure, NewToken, Waiting

@@ -14,30 +14,30 @@ import numpy as np
 import pytest
 import torch
 
+from backbone.engine.dispatch.counters import Tally
 from backbone.engine.dispatch.dispatcher import MOVED, ExpertDispatcher
-from backbone.engine.serving.tally import Tally
+from backbone.engine.ops.interface import Routing
 from backbone.engine.swarm.expert_store import ExpertStore
 from backbone.engine.swarm.measured import Measured
 from backbone.engine.swarm.placement import ReplicaMap
-from backbone.engine.swarm.reply_format import ReplyFormat
 from backbone.engine.swarm.transport import NoWorkers
-from backbone.engine.trust.audit import Answer, Evidence, Judge, ReplayMemory, Reply, close_rows
+from backbone.engine.trust.audit import Evidence, Judge, ReplayMemory, Reply, close_rows
 from backbone.engine.trust.book import TrustBook
-from backbone.engine.trust.entry_tests import WorkerAccess
 from backbone.engine.trust.guard import MAX_SAMPLE_PAIRS, MAX_SAMPLES_WAITING, Lie, WorkGuard
 from backbone.engine.trust.standing import TrustPolicy, TrustState, after_good_check, after_lie
-from kvasir.errors import ConfigError, EdgeTimeout
-from kvasir.experts import ExpertRange, FloatRows
+from kvasir.errors import EdgeTimeout
+from kvasir.experts import ExpertRange
 from kvasir.gguf.index import GGUFIndex
-from kvasir.kernels.api import EncodedRows, Pairs, RowFormat
 from kvasir.kernels.registry import kernel_named
 from kvasir.slicing.model_card import ModelCard
+from kvasir.wire.split import Answer, ExpertCall
 from tests.oracles.tiny_gguf import TinyModel, write_tiny
 
 MakeGuard = Callable[..., WorkGuard]
 NEVER = TrustPolicy(proven_after=0, first_share=0.0, least_share=0.0)
 ALWAYS = TrustPolicy(proven_after=0, first_share=1.0, least_share=1.0)
 UNPROVEN = TrustPolicy(proven_after=10**9)
+ROUTING = Routing(torch.tensor([[1, 2]]), torch.ones(1, 2))
 
 
 class OneWorker:
@@ -61,26 +61,20 @@ class OneWorker:
     def measurements(self) -> Mapping[str, Measured]:
         return {}
 
-    def dispatch(
-        self,
-        worker_id: str,
-        layer: int,
-        rows: EncodedRows,
-        row_format: RowFormat,
-        pair_rows: Pairs,
-        pair_ids: Pairs,
-        deadline_s: float,
-    ) -> Future[FloatRows]:
-        future: Future[FloatRows] = Future()
-        self.asked.append(rows.tobytes())
+    def node_of(self, worker_id: str) -> str:
+        return worker_id
+
+    def dispatch(self, worker_id: str, call: ExpertCall, deadline_s: float) -> Future[Answer]:
+        future: Future[Answer] = Future()
+        self.asked.append(call.rows.tobytes())
         if self.is_silent:
             future.set_exception(EdgeTimeout("no result within 5 s"))
         else:
             if self.moves_to is not None:
                 self.hold(self.moves_to)
                 self.moves_to = None
-            pair_ids = pair_ids + np.int32(self._coverage.held["w"][0].start)
-            outputs = self._store.layer(layer).compute(rows, pair_rows, pair_ids)
+            pair_ids = call.pair_ids + np.int32(self._coverage.held["w"][0].start)
+            outputs = self._store.layer(call.layer).compute(call.rows, call.pair_rows, pair_ids)
             future.set_result(outputs[: len(outputs) - self.n_too_few])
         return future
 
@@ -107,9 +101,8 @@ def transport(store: ExpertStore) -> OneWorker:
 def make_guard(store: ExpertStore, transport: OneWorker) -> Iterator[MakeGuard]:
     made: list[WorkGuard] = []
 
-    def make(policy: TrustPolicy, workers: WorkerAccess | None = None, **options: Any) -> WorkGuard:
-        workers = workers or WorkerAccess(transport)
-        made.append(WorkGuard(store, workers, key=b"k" * 32, policy=policy, now=lambda: 50.0, **options))
+    def make(policy: TrustPolicy, **options: Any) -> WorkGuard:
+        made.append(WorkGuard(store, transport, key=b"k" * 32, policy=policy, now=lambda: 50.0, **options))
         return made[-1]
 
     yield make
@@ -313,12 +306,11 @@ def test_a_test_without_an_answer_keeps_out_but_blames_nobody(transport: OneWork
 
 
 def test_trust_receipts_and_evidence_are_the_nodes(
-    store: ExpertStore, transport: OneWorker, make_guard: MakeGuard
+    store: ExpertStore, make_guard: MakeGuard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lies: list[Lie] = []
-    guard = make_guard(
-        UNPROVEN, WorkerAccess(transport, node_of=lambda worker_id: f"node of {worker_id}"), on_lie=lies.append
-    )
+    monkeypatch.setattr(OneWorker, "node_of", lambda _transport, worker_id: f"node of {worker_id}")
+    guard = make_guard(UNPROVEN, on_lie=lies.append)
     guard.usable(frozenset({"w"}))
     guard.settle()
     assert guard.usable(frozenset({"w"})) == {"w"}
@@ -420,7 +412,7 @@ def test_closing_saves_and_outlives_a_keeper_that_is_away(store: ExpertStore, tr
     for is_broken in (False, True):
         keeper = Keeper()
         keeper.is_broken = is_broken
-        guard = WorkGuard(store, WorkerAccess(transport), key=b"k" * 32, policy=ALWAYS, keeper=keeper)
+        guard = WorkGuard(store, transport, key=b"k" * 32, policy=ALWAYS, keeper=keeper)
         guard.usable(frozenset({"w"}))
         guard.settle()
         guard.receive(spoilt(reply_of(store)), ["r"], None)
@@ -437,7 +429,7 @@ def test_an_answer_of_the_wrong_shape_puts_its_worker_in_doubt(
     transport.n_too_few = 1
 
     async def call() -> None:
-        await ExpertDispatcher(store, transport, guard=guard).submit(0, torch.ones(1, 256), torch.tensor([[1, 2]]))
+        await ExpertDispatcher(store, transport, guard=guard).submit(0, torch.ones(1, 256), ROUTING)
 
     asyncio.run(call())
     assert guard.book.state("w").doubt == UNPROVEN.doubt_pairs
@@ -456,7 +448,7 @@ def test_a_worker_whose_ranges_change_under_a_question_is_not_blamed(
     async def call() -> torch.Tensor:
         tally = Tally()
         dispatcher = ExpertDispatcher(store, transport, guard=guard, on_served=tally.add)
-        outputs = await dispatcher.submit(0, torch.ones(1, 256), torch.tensor([[1, 2]]))
+        outputs = await dispatcher.submit(0, torch.ones(1, 256), ROUTING)
         assert tally.fallback_by_reason == {MOVED: 2}
         return outputs
 
@@ -473,12 +465,4 @@ def test_a_worker_whose_ranges_change_under_a_question_is_not_blamed(
 
 
 async def alone(store: ExpertStore) -> torch.Tensor:
-    return await ExpertDispatcher(store, NoWorkers()).submit(0, torch.ones(1, 256), torch.tensor([[1, 2]]))
-
-
-def test_a_guard_that_rounds_in_another_way_is_refused(
-    store: ExpertStore, transport: OneWorker, make_guard: MakeGuard
-) -> None:
-    guard = make_guard(UNPROVEN, WorkerAccess(transport, ReplyFormat.F16))
-    with pytest.raises(ConfigError, match="f16 replies, the dispatcher f32"):
-        ExpertDispatcher(store, transport, guard=guard)
+    return await ExpertDispatcher(store, NoWorkers()).submit(0, torch.ones(1, 256), ROUTING)

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from backbone.engine.dispatch.deadlines import DeadlineRule
+from backbone.engine.dispatch.counters import Tally
 from backbone.engine.dispatch.dispatcher import ExpertDispatcher
-from backbone.engine.dispatch.hedging import LATE
-from backbone.engine.serving.tally import Tally
+from backbone.engine.dispatch.hedging import LATE, DeadlineRule
+from backbone.engine.ops.interface import Routing
 from backbone.engine.swarm.expert_store import ExpertStore
 from backbone.engine.swarm.measured import Measured, RatioHistogram
 from backbone.engine.swarm.placement import ReplicaMap
@@ -22,14 +22,14 @@ from backbone.engine.swarm.transport import NoWorkers
 from kvasir.errors import EdgeError
 from kvasir.experts import ExpertRange, FloatRows
 from kvasir.gguf.index import GGUFIndex
-from kvasir.kernels.api import EncodedRows, Pairs, RowFormat
 from kvasir.kernels.registry import kernel_named
 from kvasir.slicing.model_card import ModelCard
+from kvasir.wire.split import Answer, ExpertCall
 from tests.oracles.tiny_gguf import TinyModel, write_tiny
 from tests.unit.virtual_time import VirtualLoop, run
 
 ROWS = torch.randn(3, 256, generator=torch.Generator().manual_seed(3))
-EXPERT_IDS = torch.tensor([[0, 5], [3, 1], [5, 2]])
+ROUTING = Routing(torch.tensor([[0, 5], [3, 1], [5, 2]]), torch.ones(3, 2))
 USUAL = RatioHistogram().with_ratio(1.0)
 FAST = Measured(base_s=0.01, pair_s=0.0, n_answers=100, ratios=USUAL)
 SLOWER = Measured(base_s=0.02, pair_s=0.0, n_answers=100, ratios=USUAL)
@@ -63,20 +63,14 @@ class TwoWorkers:
     def measurements(self) -> Mapping[str, Measured]:
         return {"a": FAST, "b": SLOWER}
 
-    def dispatch(
-        self,
-        worker_id: str,
-        layer: int,
-        rows: EncodedRows,
-        row_format: RowFormat,
-        pair_rows: Pairs,
-        pair_ids: Pairs,
-        deadline_s: float,
-    ) -> Future[FloatRows]:
+    def node_of(self, worker_id: str) -> str:
+        return worker_id
+
+    def dispatch(self, worker_id: str, call: ExpertCall, deadline_s: float) -> Future[Answer]:
         self.asked.append(worker_id)
-        future: Future[FloatRows] = Future()
+        future: Future[Answer] = Future()
         reply = self._replies[worker_id]
-        outputs = self._store.layer(layer).compute(rows, pair_rows, pair_ids)
+        outputs = self._store.layer(call.layer).compute(call.rows, call.pair_rows, call.pair_ids)
         if reply.error is not None:
             raise reply.error
         if reply.after_s is not None:
@@ -103,7 +97,7 @@ def called(store: ExpertStore, transport: TwoWorkers) -> tuple[ExpertDispatcher,
     ) -> Callable[[VirtualLoop], Coroutine[None, None, tuple[torch.Tensor, float]]]:
         async def call(loop: VirtualLoop) -> tuple[torch.Tensor, float]:
             started = loop.time()
-            return await dispatcher.submit(0, ROWS, EXPERT_IDS), loop.time() - started
+            return await dispatcher.submit(0, ROWS, ROUTING), loop.time() - started
 
         return call
 

@@ -12,20 +12,18 @@ import pytest
 import torch
 
 from backbone.engine.dispatch import hot_cache
-from backbone.engine.dispatch.dispatcher import HOT, ExpertDispatcher, Served
+from backbone.engine.dispatch.counters import HOT, Served, Tally
+from backbone.engine.dispatch.dispatcher import ExpertDispatcher
 from backbone.engine.dispatch.hot_cache import HotCache
-from backbone.engine.ops.interface import Routing
 from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.serving.sum_calibration import calibrate
-from backbone.engine.serving.tally import Tally
 from backbone.engine.swarm.expert_store import ExpertStore
 from backbone.engine.swarm.measured import Measured
-from backbone.engine.swarm.reply_format import ReplyFormat
 from backbone.engine.swarm.transport import NoWorkers
 from backbone.process.event_mapping import request_trace
 from backbone.stream.request_trace import HOT as HOT_WORD
 from kvasir.experts import ExpertRange, FloatRows
-from kvasir.kernels.api import EncodedRows, Pairs
+from kvasir.wire.split import ExpertCall
 from tests.oracles.tiny_gguf import TinyModel, write_tiny
 from tests.unit.engine_service import running, spec
 from tests.unit.test_sum_replies import EXPERT_IDS, ROUTING, ROWS, Swarm
@@ -74,22 +72,18 @@ def planned(hot: HotCache) -> HotCache:
     return hot
 
 
-@pytest.mark.parametrize("reply", [ReplyFormat.F32, ReplyFormat.F16, ReplyFormat.SUM])
+@pytest.mark.parametrize("has_sums", [False, True], ids=["f32", "sum"])
 @pytest.mark.parametrize("n_experts", [0, 3, 6, 100])
 def test_what_is_hot_changes_no_bit(
-    loaded: LoadedModel, make_hot: Callable[..., HotCache], reply: ReplyFormat, n_experts: int
+    loaded: LoadedModel, make_hot: Callable[..., HotCache], has_sums: bool, n_experts: int
 ) -> None:
-    scale = calibrate(loaded) if reply is ReplyFormat.SUM else None
+    scale = calibrate(loaded) if has_sums else None
 
     def computed(transport: Swarm | NoWorkers, hot: HotCache | None, tally: Tally) -> torch.Tensor:
-        dispatcher = ExpertDispatcher(
-            loaded.store, transport, reply_format=reply, sum_scale=scale, hot=hot, on_served=tally.add
-        )
+        dispatcher = ExpertDispatcher(loaded.store, transport, sum_scale=scale, hot=hot, on_served=tally.add)
 
         async def call() -> torch.Tensor:
-            if scale is not None:
-                return await dispatcher.submit_sums(0, ROWS, Routing(EXPERT_IDS, ROUTING.weights))
-            return await dispatcher.submit(0, ROWS, EXPERT_IDS)
+            return await dispatcher.submit(0, ROWS, ROUTING)
 
         return asyncio.run(call())
 
@@ -106,11 +100,9 @@ def test_frames_leave_before_anything_is_computed_here(loaded: LoadedModel, make
     happened: list[str] = []
 
     class Asked(MeasuredSwarm):
-        def _outputs(
-            self, worker_id: str, layer: int, rows: EncodedRows, pair_rows: Pairs, ids: Pairs
-        ) -> FloatRows:  # fmt: skip
+        def _outputs(self, worker_id: str, call: ExpertCall) -> FloatRows:
             happened.append(worker_id)
-            return super()._outputs(worker_id, layer, rows, pair_rows, ids)
+            return super()._outputs(worker_id, call)
 
     def note(served: Served) -> None:
         happened.append(served.reason)
@@ -120,7 +112,7 @@ def test_frames_leave_before_anything_is_computed_here(loaded: LoadedModel, make
     dispatcher = ExpertDispatcher(loaded.store, swarm, hot=hot, on_served=note)
 
     async def call() -> None:
-        under_way = dispatcher.submit(0, ROWS, EXPERT_IDS)
+        under_way = dispatcher.submit(0, ROWS, ROUTING)
         assert set(happened) <= set("abc") and happened
         await under_way
 

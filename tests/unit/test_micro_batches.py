@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from torch import Tensor
 
+from backbone.engine.dispatch.counters import LayerTrip, TripMeter
 from backbone.engine.dispatch.dispatcher import ExpertDispatcher
-from backbone.engine.dispatch.trips import LayerTrip, TripMeter
+from backbone.engine.model.expert_caller import StepRows
+from backbone.engine.ops.interface import Routing
 from backbone.engine.serving.jobs import Completed, Job, JobEvents, JobSpec, NewToken
 from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.serving.micro_batches import (
@@ -160,14 +162,17 @@ class FarExperts:
         self._round_trip_s = round_trip_s
         self.trips = TripMeter()
 
-    def submit(self, layer: int, rows: Tensor, expert_ids: Tensor) -> Awaitable[Tensor]:
+    def begin_step(self, rows: StepRows) -> None:
+        self._experts.begin_step(rows)
+
+    def submit(self, layer: int, rows: Tensor, routing: Routing) -> Awaitable[Tensor]:
         self._loop.advance(ROW_S * len(rows))
         if self._round_trip_s:
             measured = {"far": Measured(self._round_trip_s, 0.0, 100)}
             self.trips.add(len(rows), [batch_of("far", len(rows))], measured)
         else:
             self.trips.add(len(rows), [], {})
-        return self._answer(self._experts.submit(layer, rows, expert_ids))
+        return self._answer(self._experts.submit(layer, rows, routing))
 
     async def _answer(self, computing: Awaitable[Tensor]) -> Tensor:
         if self._round_trip_s:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from backbone.engine.model.model import Batch, Model
+from backbone.engine.ops.interface import Routing
 from backbone.engine.ops.torch_ops import TorchOps
 from kvasir.errors import RequestError
 from tests.oracles.model_runs import forward, run_chunks, torch_oracle
@@ -130,7 +131,7 @@ class Failing:
 
     error: BaseException
 
-    def submit(self, layer: int, rows: Tensor, expert_ids: Tensor) -> Awaitable[Tensor]:
+    def submit(self, layer: int, rows: Tensor, routing: Routing) -> Awaitable[Tensor]:
         return self._fail()
 
     async def _fail(self) -> Tensor:

@@ -22,6 +22,7 @@ from backbone.engine.model.kv_cache import Kept
 from backbone.engine.model.model import Batch, Model
 from backbone.engine.model.mtp_experts import MtpExperts
 from backbone.engine.model.mtp_head import MtpHead, SlotToken
+from backbone.engine.ops.interface import Routing
 from backbone.engine.ops.torch_ops import TorchOps
 from backbone.engine.serving.loaded_model import LoadedModel
 from kvasir.errors import GGUFError, KernelError, UnsupportedModelError
@@ -251,4 +252,5 @@ def test_experts_of_another_layer_are_refused(tmp_path: Path) -> None:
         experts = MtpExperts.open(index, 1)
         assert experts is not None
         with pytest.raises(ValueError, match="are of layer 2, layer 1 is wanted"):
-            asyncio.run(experts.submit(1, torch.zeros(1, SHAPE.d_model), torch.zeros(1, 2, dtype=torch.int64)))
+            routing = Routing(torch.zeros(1, 2, dtype=torch.int64), torch.zeros(1, 2))
+            asyncio.run(experts.submit(1, torch.zeros(1, SHAPE.d_model), routing))

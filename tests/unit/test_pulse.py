@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from backbone.engine.dispatch.dispatcher import Served
+from backbone.engine.dispatch.counters import Served
 from backbone.engine.sampling.choice import Sampled
 from backbone.engine.serving.jobs import Began, Broken, Completed, FailureKind, JobFailure, NewToken
 from backbone.engine.serving.shares import Shares

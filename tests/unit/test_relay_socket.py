@@ -41,6 +41,7 @@ from kvasir.wire.frames import (
     Welcome,
 )
 from kvasir.wire.header import Limits
+from kvasir.wire.split import ExpertCall
 
 MODEL, KERNEL = "ab" * 32, "cd" * 32
 HELLO = Hello(Role.BACKBONE, MODEL, KERNEL, "float", token="good")  # noqa: S106
@@ -90,9 +91,8 @@ async def dial(url: str, on_edge: Callable[[RelayEdge], None] = lambda edge: Non
 
 async def ask(edge: RelayEdge, rows: int = 1) -> Any:
     values = np.ones((rows, 4), np.float32).view(np.uint8)
-    return await edge.dispatch(
-        0, values, RowFormat.F32, np.arange(rows, dtype=np.int32), np.zeros(rows, np.int32), 10.0
-    )
+    call = ExpertCall(0, values, RowFormat.F32, np.arange(rows, dtype=np.int32), np.zeros(rows, np.int32))
+    return await edge.dispatch(call, 10.0)
 
 
 def answer(request: int, n_pairs: int = 1) -> Result:

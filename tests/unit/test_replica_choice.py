@@ -11,12 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backbone.engine.dispatch.deadlines import DeadlineRule, patience_s
-from backbone.engine.swarm.measured import MAX_COUNT, Measured, RatioHistogram
+from backbone.engine.dispatch.hedging import DeadlineRule, patience_s
+from backbone.engine.swarm.measured import MAX_COUNT, Measured, RatioHistogram, WorkerMeter
 from backbone.engine.swarm.placement import ReplicaMap, place, place_again
 from backbone.engine.swarm.replica_choice import PROBE_EVERY, least_expected, sooner_of_two, taking_part, with_probe
 from backbone.engine.swarm.worker_health import FIRST_SHARE, Health
-from backbone.engine.swarm.worker_meter import WorkerMeter
 from kvasir.experts import ExpertRange
 
 BOTH = ReplicaMap.build({"far": [ExpertRange(0, 0, 8)], "near": [ExpertRange(0, 0, 8)]})

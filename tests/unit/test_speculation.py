@@ -21,6 +21,7 @@ from backbone.engine.dispatch.dispatcher import ExpertDispatcher
 from backbone.engine.model.batch import SlotTokens
 from backbone.engine.model.kv_cache import Kept
 from backbone.engine.model.model import Batch
+from backbone.engine.ops.interface import Routing
 from backbone.engine.serving.engine import Engine, TokenEvent
 from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.serving.scheduler import Chunk
@@ -190,12 +191,14 @@ def test_a_cancel_and_a_failure_while_drafts_are_verified(loaded: LoadedModel, w
         """Passes calls on; `act` is called once in the middle of a step."""
 
         act: Callable[[], None] | None = None
+        trips = experts.trips
+        begin_step = staticmethod(experts.begin_step)
 
-        async def submit(self, layer: int, rows: torch.Tensor, expert_ids: torch.Tensor) -> torch.Tensor:
+        async def submit(self, layer: int, rows: torch.Tensor, routing: Routing) -> torch.Tensor:
             if layer == SHAPE.n_layer - 1 and self.act is not None:
                 act, self.act = self.act, None
                 act()
-            return await experts.submit(layer, rows, expert_ids)
+            return await experts.submit(layer, rows, routing)
 
     interrupted = Interrupted()
     engine = Engine(

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backbone.engine.dispatch.dispatcher import Served
+from backbone.engine.dispatch.counters import Served
 from backbone.engine.drafts.drafter import DraftCounts
 from backbone.engine.serving.jobs import Completed
-from backbone.engine.serving.loaded_model import Dense, LoadedModel
+from backbone.engine.serving.loaded_model import Arithmetic, Dense, LoadedModel
 from backbone.engine.serving.scheduler import Chunk
 from backbone.engine.serving.sequence import Sequence
 from backbone.engine.serving.service import ServiceLimits
@@ -80,6 +80,6 @@ def test_drafts_are_off_unless_asked_for_and_where_they_could_change_an_answer(
     settings = ServiceSettings(path, "m")
     assert max_drafts(settings, loaded) == 0
     assert max_drafts(replace(settings, speculate="auto", draft_tokens=3), loaded) == 3
-    with LoadedModel.open(path, n_slot=1, dense=Dense.FLOAT) as other:
+    with LoadedModel.open(path, n_slot=1, arithmetic=Arithmetic(Dense.FLOAT)) as other:
         assert max_drafts(replace(settings, speculate="auto"), other) == 0
     assert "KVASIR_SPECULATE stays off" in caplog.text

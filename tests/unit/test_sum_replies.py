@@ -15,28 +15,25 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from backbone.engine.dispatch.counters import Tally
 from backbone.engine.dispatch.dispatcher import WRONG, ExpertDispatcher
 from backbone.engine.ops.interface import Routing
 from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.serving.sum_calibration import calibrate, sum_scale_of
-from backbone.engine.serving.tally import Tally
 from backbone.engine.swarm.expert_store import ExpertStore
 from backbone.engine.swarm.measured import Measured
 from backbone.engine.swarm.placement import ReplicaMap
-from backbone.engine.swarm.reply_format import ReplyFormat
 from backbone.engine.swarm.sum_scale import SumScale
 from backbone.engine.swarm.transport import NoWorkers, Transport
-from backbone.engine.trust.entry_tests import WorkerAccess
 from backbone.engine.trust.guard import WorkGuard
 from backbone.engine.trust.standing import TrustPolicy
 from backbone.management.generation import DispatchSettings, first_difference, generate
 from backbone.sampling_params import SamplingParams
 from kvasir.errors import ConfigError, EdgeTimeout
 from kvasir.experts import ExpertRange, FloatRows
-from kvasir.kernels.api import EncodedRows, Pairs, RowFormat
 from kvasir.kernels.registry import kernel_named
 from kvasir.kernels.sums import RowSums, sum_outputs
-from kvasir.wire.frames import SumOrder
+from kvasir.wire.split import Answer, ExpertCall
 from tests.oracles.tiny_gguf import TinyModel, write_tiny
 
 ROWS = torch.randn(6, 256, generator=torch.Generator().manual_seed(5))
@@ -46,16 +43,16 @@ ROUTING = Routing(EXPERT_IDS, WEIGHTS)
 PROVEN = TrustPolicy(proven_after=0, first_share=0.0, least_share=0.0)
 UNPROVEN = TrustPolicy(proven_after=10**9)
 
-Answer = Callable[[RowSums], RowSums]
+Change = Callable[[RowSums], RowSums]
 
 
 class Swarm:
-    """Workers with the given ranges of layer 0, whose sums pass through `answer`."""
+    """Workers with the given ranges of layer 0, whose sums pass through `change`."""
 
-    def __init__(self, store: ExpertStore, held: Mapping[str, ExpertRange], answer: Answer = lambda sums: sums) -> None:
+    def __init__(self, store: ExpertStore, held: Mapping[str, ExpertRange], change: Change = lambda sums: sums) -> None:
         self._store = store
         self._held = dict(held)
-        self._answer = answer
+        self._change = change
         self._coverage = ReplicaMap.build({name: [part] for name, part in held.items()})
         self.n_rows_back = 0
         self.reports: list[str] = []
@@ -69,27 +66,23 @@ class Swarm:
     def measurements(self) -> Mapping[str, Measured]:
         return {}
 
-    def _outputs(self, worker_id: str, layer: int, rows: EncodedRows, pair_rows: Pairs, ids: Pairs) -> FloatRows:
-        return self._store.layer(layer).compute(rows, pair_rows, ids + np.int32(self._held[worker_id].start))
+    def _outputs(self, worker_id: str, call: ExpertCall) -> FloatRows:
+        ids = call.pair_ids + np.int32(self._held[worker_id].start)
+        return self._store.layer(call.layer).compute(call.rows, call.pair_rows, ids)
 
-    def dispatch(
-        self, worker_id: str, layer: int, rows: EncodedRows, row_format: RowFormat, pair_rows: Pairs, pair_ids: Pairs,
-        deadline_s: float,
-    ) -> Future[FloatRows]:  # fmt: skip
-        future: Future[FloatRows] = Future()
-        future.set_result(self._outputs(worker_id, layer, rows, pair_rows, pair_ids))
-        return future
+    def node_of(self, worker_id: str) -> str:
+        return worker_id
 
-    def dispatch_sums(
-        self, worker_id: str, layer: int, rows: EncodedRows, row_format: RowFormat, pair_rows: Pairs, pair_ids: Pairs,
-        order: SumOrder, deadline_s: float,
-    ) -> Future[RowSums]:  # fmt: skip
-        future: Future[RowSums] = Future()
-        outputs = self._outputs(worker_id, layer, rows, pair_rows, pair_ids)
-        sums = sum_outputs(outputs, order.weights, pair_rows, order.exponents)
+    def dispatch(self, worker_id: str, call: ExpertCall, deadline_s: float) -> Future[Answer]:
+        future: Future[Answer] = Future()
+        outputs, order = self._outputs(worker_id, call), call.sums
+        if order is None:
+            future.set_result(outputs)
+            return future
+        sums = sum_outputs(outputs, order.weights, call.pair_rows, order.exponents)
         self.n_rows_back += len(sums)
         try:
-            future.set_result(self._answer(sums))
+            future.set_result(self._change(sums))
         except EdgeTimeout as error:
             future.set_exception(error)
         return future
@@ -117,7 +110,7 @@ def make_guard(loaded: LoadedModel) -> Iterator[Callable[..., WorkGuard]]:
     def make(transport: Transport, policy: TrustPolicy, **more: object) -> WorkGuard:
         guard = WorkGuard(
             loaded.store,
-            WorkerAccess(transport, ReplyFormat.SUM),
+            transport,
             key=bytes(32),
             policy=policy,
             **more,  # type: ignore[arg-type]
@@ -134,15 +127,13 @@ def combined(
     loaded: LoadedModel, scale: SumScale, transport: Transport, guard: WorkGuard | None = None
 ) -> tuple[torch.Tensor, Tally]:
     tally = Tally()
-    dispatcher = ExpertDispatcher(
-        loaded.store, transport, reply_format=ReplyFormat.SUM, sum_scale=scale, guard=guard, on_served=tally.add
-    )
+    dispatcher = ExpertDispatcher(loaded.store, transport, sum_scale=scale, guard=guard, on_served=tally.add)
 
     async def call() -> torch.Tensor:
         if guard is not None:
             guard.usable(transport.live())
             guard.settle()  # entry tests are over
-        return await dispatcher.submit_sums(0, ROWS, ROUTING)
+        return await dispatcher.submit(0, ROWS, ROUTING)
 
     return asyncio.run(call()), tally
 
@@ -178,7 +169,7 @@ def test_sums_are_near_the_combine_of_outputs(loaded: LoadedModel, scale: SumSca
     dispatcher = ExpertDispatcher(loaded.store, NoWorkers())
 
     async def call() -> torch.Tensor:
-        return await dispatcher.submit(0, ROWS, EXPERT_IDS)
+        return await dispatcher.submit(0, ROWS, ROUTING)
 
     exact = (asyncio.run(call()) * WEIGHTS[:, :, None]).sum(1)
     error = torch.linalg.norm(sums - exact, dim=1) / torch.linalg.norm(exact, dim=1)
@@ -196,7 +187,7 @@ def too_large(sums: RowSums) -> RowSums:
 
 
 @pytest.mark.parametrize("answer", [late, too_large, lambda sums: sums[:1], lambda sums: sums[:, :128]])
-def test_what_cannot_be_used_is_computed_here(loaded: LoadedModel, scale: SumScale, answer: Answer) -> None:
+def test_what_cannot_be_used_is_computed_here(loaded: LoadedModel, scale: SumScale, answer: Change) -> None:
     alone, _ = combined(loaded, scale, NoWorkers())
     swarm = Swarm(loaded.store, halves(8), answer)
     together, tally = combined(loaded, scale, swarm)
@@ -239,7 +230,7 @@ def test_honest_sums_pass_confirmation_and_audits(
 def test_whole_texts_are_the_same_bits_over_workers(loaded: LoadedModel, scale: SumScale) -> None:
     card = loaded.card
     params = SamplingParams(temperature=0.0, max_tokens=6)
-    sums = DispatchSettings(reply_format=ReplyFormat.SUM, sum_scale=scale)
+    sums = DispatchSettings(sum_scale=scale)
     prompts = [[5, 9, 200, 17], [61], [8, 8, 8]]
     alone = generate(loaded, NoWorkers(), prompts, params, settings=sums)
     held = {f"w{n}": ExpertRange(0, 4 * n, 4 * n + 4) for n in range(4)}
@@ -274,7 +265,6 @@ def test_exponents_are_the_rows_own(scale: SumScale) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"sum_scale": None}, "sums need a scale"),
         ({"fingerprint": "00" * 32}, "scale of sums is of model 0000"),
         ({"output_rms": {0: 1.0}}, r"lacks layers \[1, 2, 3\]"),
     ],
@@ -282,12 +272,12 @@ def test_exponents_are_the_rows_own(scale: SumScale) -> None:
 def test_sums_that_cannot_be_are_refused(
     loaded: LoadedModel, scale: SumScale, changes: dict[str, object], message: str
 ) -> None:
-    wrong = None if "sum_scale" in changes else replace(scale, **changes)  # type: ignore[arg-type]
+    wrong = replace(scale, **changes)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=message):
-        ExpertDispatcher(loaded.store, NoWorkers(), reply_format=ReplyFormat.SUM, sum_scale=wrong)
+        ExpertDispatcher(loaded.store, NoWorkers(), sum_scale=wrong)
 
 
 def test_other_kernels_have_no_sums(loaded: LoadedModel, scale: SumScale) -> None:
     floats = ExpertStore(loaded.index, loaded.card, kernel_named("float"))
     with pytest.raises(ConfigError, match="sums need the kernel kx1"):
-        ExpertDispatcher(floats, NoWorkers(), reply_format=ReplyFormat.SUM, sum_scale=scale)
+        ExpertDispatcher(floats, NoWorkers(), sum_scale=scale)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from backbone.engine.dispatch.dispatcher import Served
+from backbone.engine.dispatch.counters import Served
 from backbone.engine.serving import token_sources
 from backbone.engine.serving.jobs import Completed, FailureKind, JobFailure
 from backbone.engine.serving.loaded_model import LoadedModel

@@ -1,5 +1,5 @@
 """One MoE layer's journey to workers and back: dispatch, hedging, fallback, hot experts.
 
-The model calls `dispatcher` through `ExpertCaller`.
+The model enters by `dispatcher`, which implements its `ExpertCaller`; serving enters by `dispatcher` and `counters`.
 It never opens a socket: a transport does.
 """

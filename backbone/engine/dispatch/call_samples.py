@@ -1,7 +1,7 @@
-"""The last layer calls, a sample of them: which experts they called how often, and which a row called together.
+"""A sample of the last layer calls: how often they called each expert, and which experts a row called together.
 
-The dispatcher's `HotCache` feeds it; `hot_plan` and `co_activation` read it. A call costs microseconds, and its tensors
-are not kept.
+The dispatcher's `HotCache` feeds it; `hot_plan` and `co_activation` read it. Adding a call takes microseconds and
+keeps no reference to its tensors.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class CallSamples:
     def __init__(
         self, n_layer: int, n_expert: int, *, n_kept: int = 256, every: int = 4, most_rows: int = MOST_ROWS
     ) -> None:
-        """Of each layer every `every`-th call is sampled, and the last `n_kept` samples count.
+        """Sample every `every`-th call of each layer, and keep the last `n_kept` samples.
 
-        Of `most_rows` rows of a sample it is counted which experts they called together.
+        Experts that are called together are counted for the first `most_rows` rows of a sample.
         """
         self._lock = threading.Lock()
         self._every = every
@@ -36,11 +36,11 @@ class CallSamples:
 
     @property
     def n_layer(self) -> int:
-        """Layers, those without experts included."""
+        """Number of layers, including those without experts."""
         return len(self._n_seen)
 
     def add(self, layer: int, expert_ids: npt.NDArray[np.int32]) -> None:
-        """A call of a layer: the experts [T, n_used] of its rows."""
+        """Add a call of a layer, given the experts [T, n_used] of its rows."""
         seen = self._n_seen[layer]
         self._n_seen[layer] = seen + 1
         if seen % self._every:
@@ -54,14 +54,14 @@ class CallSamples:
             np.add.at(self._together[layer].reshape(-1), pairs, 1)
 
     def calls(self, layer: int) -> Calls:
-        """The layer's sampled calls, in no order."""
+        """Return the layer's sampled calls, in no particular order."""
         with self._lock:
             n_sampled = -(-self._n_seen[layer] // self._every)
             calls: Calls = self._calls[layer, :n_sampled].copy()
         return calls
 
     def together(self, layer: int) -> Together:
-        """How many sampled rows called each two experts of a layer, since the start."""
+        """Return how many sampled rows have called each two experts of a layer since the start."""
         with self._lock:
             together: Together = self._together[layer].copy()
         return together

@@ -1,8 +1,8 @@
-"""In which order a layer's experts should lie so that those which rows call together are neighbours. Pure.
+"""An order of a layer's experts in which experts that rows call together are neighbours. Pure.
 
-Workers hold ranges of consecutive experts; the fewer ranges a row's experts lie in, the fewer workers it is sent to.
-The layer is cut in halves again and again, each time by swaps that bring experts which are called together to the same
-side, while both sides keep about the same traffic: so any range of a power of two of a layer is such a group.
+Workers hold ranges of consecutive experts: the fewer ranges a row's experts lie in, the fewer workers it is sent to.
+The layer is halved recursively. Each time, swaps bring experts that are called together to the same side, while both
+sides keep about the same traffic, so every aligned range of a power of two of a layer is such a group.
 `kvasir.slicing.expert_renumbering` writes a model in that order.
 """
 
@@ -11,20 +11,20 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-Order = npt.NDArray[np.int64]  # [n_expert]: the expert that comes to each place
-MOST_UNEVEN = 1.15  # traffic of the busier half by their mean
+Order = npt.NDArray[np.int64]  # [n_expert]: the expert at each place
+MOST_UNEVEN = 1.15  # traffic of the busier half, relative to the mean of both
 
 _Weights = npt.NDArray[np.float64]
 
 
 def order_experts(together: npt.NDArray[np.integer], *, most_uneven: float = MOST_UNEVEN) -> Order:
-    """The order for counts [n_expert, n_expert] of rows that called two experts, on the diagonal one.
+    """Return the order for counts [n_expert, n_expert] of rows that called two experts; on the diagonal, one.
 
-    The same counts give the same order. Raises ValueError for counts that are not symmetric.
+    The same counts give the same order. Raises ValueError if the counts are not symmetric.
     """
     weights = together.astype(np.float64)
     if weights.ndim != 2 or not np.array_equal(weights, weights.T):
-        raise ValueError("counts of experts that are called together are a symmetric matrix")
+        raise ValueError("the counts of experts that are called together must be a symmetric matrix")
     traffic = weights.diagonal().copy()
     np.fill_diagonal(weights, 0.0)
     return _ordered(np.arange(len(weights)), weights, traffic, most_uneven)
@@ -39,7 +39,7 @@ def _ordered(experts: Order, weights: _Weights, traffic: _Weights, most_uneven: 
 
 
 def _halves(weights: _Weights, traffic: _Weights, most_uneven: float) -> npt.NDArray[np.int8]:
-    """0 or 1 for each expert, half of each: from dealing them out by traffic, the best swap until none is left."""
+    """Return a side, 0 or 1, for each expert: dealt out by traffic, then the best swap until none improves it."""
     n = len(traffic)
     side = np.zeros(n, np.int8)
     side[np.argsort(-traffic, kind="stable")] = (np.arange(n) + 1) // 2 % 2  # 0 1 1 0 0 1 1 0

@@ -1,15 +1,15 @@
-"""Which experts the backbone should compute itself: pure, from sampled calls and measured times to a plan in a budget.
+"""Which experts the backbone should compute itself: a pure function of sampled calls, measured times and a budget.
 
-What a plan saves is counted call by call. A call waits for its workers
+The saving of a plan is summed over the sampled calls. A call waits for its workers
 
     remote = idle * (trip of its farthest worker + its remote pairs * pair_s)         0 when no pair is remote
     own    = its pairs computed here * own_s, while the remote ones travel
     time   = max(own, remote)
 
-where `idle` is how much of the waiting the engine's thread really spends idle: with other requests to compute meanwhile
-a round trip costs nothing, and there is nothing to save. A trip is saved only when all pairs of a call are computed
-here, so on a slow network with few rows whole layers pay; with many rows, or pairs that cost much, busy experts do.
-Called by `hot_cache`, off the engine's thread.
+where `idle` is the share of the waiting that the engine's thread spends idle: while it computes other requests a round
+trip costs nothing. A trip is saved only if all pairs of a call are computed here. So on a slow network with few rows
+whole layers are worth it; with many rows, or with pairs that cost much, busy experts are. `hot_cache` calls this, not
+on the engine's thread.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from backbone.engine.dispatch.call_samples import Calls
 from backbone.engine.swarm.measured import Measured
 from backbone.engine.swarm.placement import ReplicaMap
 
-BETTER_BY = 1.1  # a new plan replaces the old one when it saves so many times as much
+BETTER_BY = 1.1  # a new plan replaces the old one if it saves more than this many times as much
 
 Seconds = npt.NDArray[np.float64]  # [n_layer, n_expert]
 HotExperts = tuple[frozenset[int], ...]  # by layer
@@ -32,10 +32,10 @@ HotExperts = tuple[frozenset[int], ...]  # by layer
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Costs:
-    """Measured times. An expert with a trip of 0 is held by no worker: it is computed here whatever the plan says."""
+    """Measured times. An expert with a trip of 0 is held by no worker: it is computed here with every plan."""
 
     trip_s: Seconds  # of the nearest worker that holds the expert
-    pair_s: Seconds  # what each pair adds there, the layer's workers computing side by side
+    pair_s: Seconds  # what each pair adds there, while the layer's workers compute in parallel
     own_s: float  # of a pair that is computed here
     idle: float = 1.0  # 0 to 1
 
@@ -47,7 +47,7 @@ def costs_of(
     own_s: float,
     idle: float,
 ) -> Costs:
-    """From what is known of the workers; `shape` is (layers, experts). Who was not measured yet counts as absent."""
+    """Return the costs from measurements; `shape` is (layers, experts). Unmeasured workers do not count."""
     trip_s, pair_s = np.full(shape, np.inf), np.full(shape, np.inf)
     n_workers = np.zeros(shape[0])
     for worker_id, ranges in coverage.held.items():
@@ -72,8 +72,10 @@ def plan_hot(
     budget_bytes: int,
     before: HotExperts | None = None,
 ) -> HotExperts:
-    """The experts to compute here. `calls` and `bytes_by_layer` (of one expert) are by layer; the same inputs give the
-    same plan. `before` stays unless a new one is clearly better, or it does not fit any more.
+    """Return the experts to compute here; the same inputs give the same plan.
+
+    `calls` and `bytes_by_layer` (of one expert) are by layer. The plan `before` stays unless it no longer fits, or the
+    new one is better by BETTER_BY.
     """
     orders = [_busiest(layer_calls, costs, layer) for layer, layer_calls in enumerate(calls)]
     curves = [_saved_by_first(calls[layer], orders[layer], costs, layer) for layer in range(len(calls))]
@@ -86,12 +88,12 @@ def plan_hot(
 
 
 def plan_bytes(plan: HotExperts, bytes_by_layer: Sequence[int]) -> int:
-    """Bytes of all experts of a plan."""
+    """Return the bytes of all experts of a plan."""
     return sum(len(hot) * n_bytes for hot, n_bytes in zip(plan, bytes_by_layer, strict=True))
 
 
 def saved_s(calls: Sequence[Calls], costs: Costs, plan: HotExperts) -> float:
-    """What a plan saves over all sampled calls, in seconds; below 0 when computing here takes longer."""
+    """Return the seconds that a plan saves over all sampled calls; below 0 if computing here takes longer."""
     total = 0.0
     for layer, layer_calls in enumerate(calls):
         is_remote = costs.trip_s[layer] > 0
@@ -102,7 +104,7 @@ def saved_s(calls: Sequence[Calls], costs: Costs, plan: HotExperts) -> float:
 
 
 def _seconds(calls: Calls, is_remote: npt.NDArray[np.bool_], costs: Costs, layer: int) -> npt.NDArray[np.float64]:
-    """Seconds of each call [n_calls]."""
+    """Return the seconds of each call [n_calls]."""
     trip = np.where((calls > 0) & is_remote, costs.trip_s[layer], 0.0).max(axis=1, initial=0.0)
     counts = calls.astype(np.float64)
     pairs = counts @ (costs.pair_s[layer] * is_remote)
@@ -111,14 +113,14 @@ def _seconds(calls: Calls, is_remote: npt.NDArray[np.bool_], costs: Costs, layer
 
 
 def _busiest(calls: Calls, costs: Costs, layer: int) -> npt.NDArray[np.int64]:
-    """Experts that workers hold and somebody called, the most called first."""
+    """Return the experts that workers hold and that were called, the most called first."""
     traffic = np.where(costs.trip_s[layer] > 0, calls.sum(axis=0, dtype=np.int64), 0)
     order = np.argsort(-traffic, kind="stable")
     return order[: np.count_nonzero(traffic)]
 
 
 def _saved_by_first(calls: Calls, order: npt.NDArray[np.int64], costs: Costs, layer: int) -> npt.NDArray[np.float64]:
-    """Seconds saved when the first k of the order are computed here, for k from 0 on: [1 + n]."""
+    """Return the seconds saved if the first k of the order are computed here, for k from 0 on: [1 + n]."""
     ordered = calls[:, order].astype(np.float64)
     n_calls = len(ordered)
     always_here = calls.sum(axis=1) - ordered.sum(axis=1)
@@ -134,7 +136,7 @@ def _saved_by_first(calls: Calls, order: npt.NDArray[np.int64], costs: Costs, la
 
 
 def _fill(curves: Sequence[npt.NDArray[np.float64]], bytes_by_layer: Sequence[int], budget_bytes: int) -> list[int]:
-    """How many experts of each layer: always the step, of one or more experts, that saves most for its bytes."""
+    """Return how many experts of each layer fit, always adding the experts that save most for their bytes."""
     sizes, room = [0] * len(curves), budget_bytes
     steps = [_best_step(curve, 0, room // n) for curve, n in zip(curves, map(_at_least_1, bytes_by_layer), strict=True)]
     while steps:
@@ -157,7 +159,7 @@ def _with_quiet(
     bytes_by_layer: Sequence[int],
     budget_bytes: int,
 ) -> HotExperts:
-    """Where all that were called are here, the others too while there is room: each would cost a trip one day."""
+    """Add the uncalled experts of layers whose called ones are all here, while there is room: each may cost a trip."""
     plan = []
     room = budget_bytes - plan_bytes(tuple(map(frozenset, busy)), bytes_by_layer)
     for layer, hot in enumerate(busy):
@@ -172,7 +174,7 @@ def _with_quiet(
 
 
 def _best_step(curve: npt.NDArray[np.float64], size: int, n_fit: int) -> tuple[float, int]:
-    """(seconds saved for each more expert, the size after it) of the best step from `size` on; (0, size): none."""
+    """Return (seconds saved for each added expert, size after it) of the best step from `size`; (0, size) if none."""
     stop = min(len(curve) - 1, size + n_fit)
     if stop <= size:
         return 0.0, size

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,26 +19,12 @@ from backbone.engine.ops.interface import Routing
 class ExpertCaller(Protocol):
     """Compute routed experts, here or on workers."""
 
-    def submit(self, layer: int, rows: Tensor, expert_ids: Tensor) -> Awaitable[Tensor]:
-        """Start computing rows [T, d_model] with experts [T, n_used] (int64) of a layer.
+    def submit(self, layer: int, rows: Tensor, routing: Routing) -> Awaitable[Tensor]:
+        """Start computing rows [T, d_model] of a layer with their experts; the work has begun when this returns.
 
-        The work has been sent when this returns. The awaitable yields the partials [T, n_used, d_model], unweighted, in
-        the rows' dtype.
+        The awaitable yields the unweighted partials [T, n_used, d_model] in the rows' dtype, or, from a caller whose
+        workers answer with sums, the combined rows [T, d_model].
         """
-        ...
-
-
-@runtime_checkable
-class SummingCaller(Protocol):
-    """An expert caller that can combine: its workers answer with sums of weighted outputs."""
-
-    @property
-    def has_sums(self) -> bool:
-        """Return whether to call `submit_sums` instead of `submit`."""
-        ...
-
-    def submit_sums(self, layer: int, rows: Tensor, routing: Routing) -> Awaitable[Tensor]:
-        """Submit with the combine's weights; the awaitable yields the combined rows [T, d_model]."""
         ...
 
 
@@ -80,12 +66,3 @@ class StepRows:
         if not self.is_strict.any():
             return None
         return np.asarray(self.is_strict[rows])
-
-
-@runtime_checkable
-class StepAware(Protocol):
-    """An expert caller that needs the requests of a step's rows. The engine calls it before each forward."""
-
-    def begin_step(self, rows: StepRows) -> None:
-        """Take the requests of the next forward's rows."""
-        ...

@@ -12,7 +12,6 @@ from typing import Protocol, Self
 from torch import Tensor
 
 from backbone.engine.model.batch import Step
-from backbone.engine.model.expert_caller import SummingCaller
 from backbone.engine.model.loader import DenseTensors
 from backbone.engine.ops.interface import Linear, Ops, Routing
 from backbone.engine.ops.model_config import (
@@ -118,16 +117,11 @@ class MoE:
         """Route x [T, d_model] and combine the experts: [T, d_model]. Rows and routing are submitted on the CPU."""
         logits = self.ops.linear(x, self.router)[0]  # [T, n_expert]
         routing = self.ops.route(logits, self.config, self.selection_bias)
-        experts = step.experts
-        summing = experts if isinstance(experts, SummingCaller) and experts.has_sums else None
-        if summing is not None:
-            on_cpu = Routing(routing.expert_ids.cpu(), routing.weights.cpu())
-            under_way = summing.submit_sums(self.layer, x.cpu(), on_cpu)
-        else:
-            under_way = experts.submit(self.layer, x.cpu(), routing.expert_ids.cpu())
+        on_cpu = Routing(routing.expert_ids.cpu(), routing.weights.cpu())
+        under_way = step.experts.submit(self.layer, x.cpu(), on_cpu)
         shared = self.shared_expert.compute(x) if self.shared_expert else None
         answer = (await under_way).to(x.device)
-        combined = answer if summing is not None else self.ops.combine(answer, routing.weights)
+        combined = answer if answer.dim() == 2 else self.ops.combine(answer, routing.weights)  # sums are combined
         return combined if shared is None else combined + shared
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from backbone.engine.model.architectures import read_config
+from backbone.engine.ops.interface import Routing
 from backbone.engine.ops.model_config import ModelConfig
 from kvasir.gguf.index import GGUFIndex
 from kvasir.kernels.api import ExpertKernel, LoadedExperts
@@ -44,14 +45,14 @@ class MtpExperts:
         kernel = kernel_for([experts], n_threads)
         return cls(kernel, kernel.load(experts))
 
-    async def submit(self, layer: int, rows: torch.Tensor, expert_ids: torch.Tensor) -> torch.Tensor:
-        """Compute rows f32 [T, d_model] with expert_ids [T, n_used]: partials [T, n_used, d_model]."""
+    async def submit(self, layer: int, rows: torch.Tensor, routing: Routing) -> torch.Tensor:
+        """Rows f32 [T, d_model] -> partials [T, n_used, d_model]."""
         if layer != self._loaded.layer:
             raise ValueError(f"the MTP head's experts are of layer {self._loaded.layer}, layer {layer} is wanted")
-        n_rows, n_used = expert_ids.shape
+        n_rows, n_used = routing.expert_ids.shape
         encoded = self._kernel.encode_rows(np.ascontiguousarray(rows.numpy(), np.float32))
         pair_rows = np.repeat(np.arange(n_rows, dtype=np.int32), n_used)
-        pair_ids = np.ascontiguousarray(expert_ids.numpy().reshape(-1), np.int32)
+        pair_ids = np.ascontiguousarray(routing.expert_ids.numpy().reshape(-1), np.int32)
         return torch.from_numpy(self._loaded.compute(encoded, pair_rows, pair_ids).reshape(n_rows, n_used, -1))
 
 

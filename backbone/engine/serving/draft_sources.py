@@ -1,8 +1,8 @@
-"""Where an engine's drafts come from: the sequences' own texts, and the model's MTP head where it has one.
+"""Where an engine's drafts come from: the sequences' own texts, and the model's MTP head if it has one.
 
-`engine` asks for a rule before each step and tells how long steps took. Which source a sequence had better use is the
-`drafter`'s to say; here the head is run, once for all sequences that want its first guess, again for the second, ...
-The head computes on this thread, as the dense path, and waits for nothing.
+`engine` asks for a rule before each step and reports how long steps took. The `drafter` decides which source a sequence
+uses; this module runs the head, once for all sequences that want its first guess, once more for the second, and so on.
+The head computes on this thread, like the dense path, and waits for no worker.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _NOTHING: Mapping[EngineSequence, Drafts] = MappingProxyType({})
 
 @dataclass(slots=True)
 class _Rule:
-    """What the rule of the step in flight is about."""
+    """The rule of the step in flight."""
 
     n_decoding: int = 0
-    has_guesses: bool = False  # of the head, among its drafts
-    is_trying: bool = False  # the head, without drafting
+    has_guesses: bool = False  # whether drafts of the head are among its drafts
+    is_trying: bool = False  # whether the head guesses without drafting
     head_s: float = 0.0
 
 
 class DraftSources:
-    """The sources of one engine. The clock only decides how far sequences draft."""
+    """The draft sources of one engine. The clock only decides how long drafts are."""
 
     def __init__(self, head: MtpHead | None, n_ctx: int, clock: Callable[[], float]) -> None:
         self._row_cost = RowCost()
@@ -52,9 +52,9 @@ class DraftSources:
         self._n_rules = 0
 
     async def next_rule(self, running: Sequence[EngineSequence], room: Callable[[], int]) -> DraftRule:
-        """How the next step's decoding sequences draft, each in at most so many rows.
+        """Return the rule by which the next step's decoding sequences draft: (sequence, most rows) -> drafts.
 
-        `room` counts the rows that are free for drafts; it is asked only if the head may guess.
+        `room` returns the rows that are free for drafts; it is called only if the head may guess.
         """
         decoding = [sequence for sequence in running if sequence.n_pending == 1]
         row_cost = self._row_cost.relative(len(decoding))
@@ -70,7 +70,7 @@ class DraftSources:
         return draft
 
     def note_step(self, n_rows: int, n_tokens: int, seconds: float) -> None:
-        """The step of the last rule, all of its rows of sequences that decode, took so long."""
+        """Note how long the step of the last rule took; all of its rows belong to decoding sequences."""
         self._row_cost.add(n_rows, seconds)
         rule = self._rule
         if self._head is not None and not rule.is_trying and rule.n_decoding:
@@ -81,7 +81,7 @@ class DraftSources:
     async def _guess(
         self, head: MtpHead, decoding: Sequence[EngineSequence], row_cost: float, room: Callable[[], int]
     ) -> Mapping[EngineSequence, Drafts]:
-        """The head's drafts of those that want them."""
+        """Return the head's drafts for the sequences that want them."""
         ready = [s for s in decoding if s.slot is not None and head.is_ready(s.slot, s.n_cached)]
         wanted = self._wanted(ready, len(decoding), row_cost, room)
         if wanted and not self._head_trial.wants_drafts(len(decoding)):
@@ -93,7 +93,7 @@ class DraftSources:
             return _NOTHING
         try:
             drafts = await self._run(head, asked)
-        except Exception:  # whatever it was, the sequences can go on without the head
+        except Exception:  # of any kind: the sequences go on without the head
             logger.exception("the MTP head guesses no more for %d sequences", len(asked))
             head.forget(s.slot for s in asked if s.slot is not None)
             return _NOTHING
@@ -102,7 +102,7 @@ class DraftSources:
     def _wanted(
         self, ready: Sequence[EngineSequence], n_decoding: int, row_cost: float, room: Callable[[], int]
     ) -> dict[EngineSequence, int]:
-        """How many guesses each sequence wants, those with most first. The fewer want any, the more each costs."""
+        """Return how many guesses each sequence wants, the most first. The fewer want any, the more each costs."""
         wanted = self._ask(ready, n_decoding, row_cost, room)
         if len(wanted) < len(ready):
             wanted = self._ask(list(wanted), n_decoding, row_cost, room)
@@ -127,7 +127,7 @@ class DraftSources:
     def _tried(
         self, ready: Sequence[EngineSequence], wanted: Mapping[EngineSequence, int], n_decoding: int, row_cost: float
     ) -> dict[EngineSequence, int]:
-        """Now and then a guess for each sequence that wants none, judged and not drafted: it may do better by now."""
+        """Every TRY_EVERY rules, return a guess for each sequence that wants none: judged, not drafted."""
         self._n_rules += 1
         others = [sequence for sequence in ready if sequence not in wanted and sequence.may_draft]
         if self._n_rules % TRY_EVERY or not others:
@@ -136,7 +136,7 @@ class DraftSources:
         return dict.fromkeys(others, 1) if row_cost + head_cost <= DEAREST_ROW else {}
 
     async def _run(self, head: MtpHead, wanted: Mapping[EngineSequence, int]) -> Mapping[EngineSequence, Drafts]:
-        """Guess, one token of each sequence after the other."""
+        """Run the head: first one token of each sequence, then the next."""
         slots = [sequence.slot for sequence in wanted if sequence.slot is not None]
         tokens = [
             SlotToken(slot, sequence.n_cached, sequence.next_tokens(1)[0])
@@ -145,7 +145,7 @@ class DraftSources:
         hidden = head.hidden(slots)
         drafts: list[list[int]] = [[] for _ in slots]
         for number in range(max(wanted.values())):
-            n_rows = sum(n > number for n in wanted.values())  # those that want most are first
+            n_rows = sum(n > number for n in wanted.values())  # the sequences that want most are first
             began = self._clock()
             hidden, logits = await head.guess(tokens[:n_rows], hidden[:n_rows])
             likeliest: list[int] = logits.argmax(-1).tolist()

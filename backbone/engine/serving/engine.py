@@ -1,8 +1,8 @@
-"""The engine: running and waiting sequences over one model. `step` is schedule, forward, choose, and nothing else.
+"""The engine: running and waiting sequences over one model. A `step` schedules rows, runs a forward, chooses tokens.
 
-Callers add sequences and run steps from one event loop. The engine knows no request protocol; what a step produced
-comes back as events. Drafts are verified by choosing each token as ever: one that differs from its draft drops the
-rows after it, so that a text is the same with and without drafts.
+Callers add sequences and run steps from one event loop. The engine knows no request protocol; the tokens of a step come
+back as events. Drafts are verified by choosing each token as without drafts: a token that differs from its draft drops
+the rows after it, so a text is the same with and without drafts.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
+from backbone.engine.dispatch.counters import TripMeter
 from backbone.engine.model.batch import Batch, SlotTokens
-from backbone.engine.model.expert_caller import ExpertCaller, RequestRows, StepAware, StepRows
+from backbone.engine.model.expert_caller import ExpertCaller, RequestRows, StepRows
 from backbone.engine.model.kv_cache import Kept
 from backbone.engine.model.model import Model
 from backbone.engine.sampling.choice import Sampled
@@ -24,8 +25,21 @@ from backbone.engine.serving.token_choice import Choice, Logits, TokenChooser
 from kvasir.errors import RequestError
 
 
+class StepExperts(ExpertCaller, Protocol):
+    """The expert caller of an engine: the dispatcher, or a stand-in in a test."""
+
+    @property
+    def trips(self) -> TripMeter:
+        """What the layer calls wait for."""
+        ...
+
+    def begin_step(self, rows: StepRows) -> None:
+        """Set the requests whose rows the next forward has."""
+        ...
+
+
 class TokenEvent(NamedTuple):
-    """One new token of a sequence; `sampled` is None when the sequence failed, and `error` is then why."""
+    """One new token of a sequence; `sampled` is None if the sequence failed, with the reason in `error`."""
 
     sequence: Sequence
     sampled: Sampled | None
@@ -40,7 +54,7 @@ class Engine:
     def __init__(
         self,
         model: Model,
-        experts: ExpertCaller,
+        experts: StepExperts,
         *,
         max_rows: int = 512,
         on_logits: Callable[[Sequence, Logits], None] = lambda sequence, logits: None,
@@ -50,9 +64,9 @@ class Engine:
     ) -> None:
         """`max_rows` bounds the rows of a step beyond one for each decoding sequence.
 
-        `on_logits` sees the f32 [n_vocab] that each token was sampled from, `on_chunks` a step's rows before they run.
-        Several engines may share a model: what they run is on different slots. The clock only decides how far
-        sequences with drafts draft. Without a `chooser` tokens are chosen on the loop's thread.
+        `on_logits` receives the f32 [n_vocab] that each token was sampled from, `on_chunks` a step's rows before they
+        run. Several engines may share a model, on different slots. The clock only decides how long drafts are. Without
+        a `chooser` tokens are chosen on the loop's thread.
         """
         self._model = model
         self._experts = experts
@@ -68,12 +82,12 @@ class Engine:
 
     @property
     def n_sequences(self) -> int:
-        """Sequences that wait or run, those included that were cancelled within the step in flight."""
+        """Sequences that wait or run, including those that were cancelled within the step in flight."""
         return len(self._waiting) + len(self._running)
 
     @property
     def n_ctx(self) -> int:
-        """Tokens that one sequence may have, prompt and answer."""
+        """Most tokens of one sequence, prompt and answer."""
         return self._model.cache.n_ctx
 
     @property
@@ -82,7 +96,7 @@ class Engine:
         return bool(self._waiting or self._running)
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence. Raises RequestError when its prompt leaves no room for an answer."""
+        """Queue a sequence. Raises RequestError if its prompt leaves no room for an answer."""
         n_prompt = len(sequence.prompt_ids)
         if n_prompt >= self.n_ctx:
             raise RequestError(
@@ -93,11 +107,11 @@ class Engine:
 
     @property
     def movable(self) -> tuple[Sequence, ...]:
-        """Sequences that `hand_over` takes now: all but those of a step in flight."""
+        """Sequences that `hand_over` accepts now: all but those of a step in flight."""
         return tuple(s for s in (*self._running, *self._waiting) if s not in self._in_step)
 
     def hand_over(self, sequence: Sequence, other: Engine) -> None:
-        """Let another engine over the same model go on with a movable sequence; its slot stays its own."""
+        """Move a movable sequence to another engine over the same model; it keeps its slot."""
         if sequence.slot is None:
             self._waiting.remove(sequence)
             other._waiting.append(sequence)
@@ -106,17 +120,17 @@ class Engine:
             other._running.append(sequence)
 
     def cancel(self, sequence: Sequence) -> None:
-        """End a sequence; one that has ended stays as it is. Its slot is free now, or when the step in flight ends."""
+        """End a sequence that has not ended. Its slot is freed now, or when the step in flight ends."""
         if sequence.finish_reason is None:
             sequence.finish_reason = FinishReason.CANCELLED
             if sequence not in self._in_step:
                 self._remove(sequence)
 
     async def step(self) -> list[TokenEvent]:
-        """Run one step; returns the new tokens, and an event with `error` for each sequence that failed and is out.
+        """Run one step. Returns the new tokens, and an event with `error` for each sequence that failed.
 
-        A forward that raises fails the sequences in it, a token that cannot be chosen its own sequence alone. One step
-        at a time. When it is cancelled, its sequences must be cancelled.
+        A forward that raises fails all sequences in it; a token that cannot be chosen fails its own sequence alone.
+        Only one step may run at a time. If it is cancelled, its sequences must be cancelled.
         """
         cache, queues, max_rows = self._model.cache, (self._running, self._waiting), self._max_rows
         rule = await self._sources.next_rule(self._running, lambda: rows_left(*queues, cache.n_free, max_rows))
@@ -129,13 +143,12 @@ class Engine:
             self._waiting.remove(sequence)
         sampling = [chunk for chunk in plan.chunks if chunk.is_sampling]
         self._on_chunks(plan.chunks)
-        if isinstance(self._experts, StepAware):
-            self._experts.begin_step(StepRows.of(_request_rows(chunk) for chunk in plan.chunks))
+        self._experts.begin_step(StepRows.of(_request_rows(chunk) for chunk in plan.chunks))
         self._in_step = {chunk.sequence for chunk in plan.chunks}
         began = self._clock()
         try:
             logits, chosen = await self._compute(plan.chunks, sampling)
-        except Exception as error:  # whatever it was, the other sequences go on
+        except Exception as error:  # of any kind: the sequences that are not in the step go on
             self._leave_step()
             return [self._fail(chunk.sequence, error) for chunk in plan.chunks if chunk.sequence.slot is not None]
         finally:
@@ -148,7 +161,7 @@ class Engine:
         return events
 
     def _take(self, sampling: list[Chunk], logits: Logits, chosen: list[list[Choice]]) -> list[TokenEvent]:
-        """The new tokens of each chunk's sequence, in order; what was drafted and not chosen is forgotten."""
+        """Return the new tokens of each chunk's sequence, in order, and forget the rows of rejected drafts."""
         events, kept, row = [], [], 0
         for chunk, choices in zip(sampling, chosen, strict=True):
             sequence = chunk.sequence
@@ -163,7 +176,7 @@ class Engine:
         return events
 
     def _leave_step(self) -> None:
-        """Take out what was cancelled while its rows were computed or its tokens chosen."""
+        """Remove the sequences that were cancelled while the step computed them."""
         cancelled = [sequence for sequence in self._in_step if sequence.finish_reason is not None]
         self._in_step = set()
         for sequence in cancelled:
@@ -174,7 +187,7 @@ class Engine:
         return logits, await self._chooser.choose(sampling, logits, self.n_ctx)
 
     async def _forward(self, chunks: tuple[Chunk, ...], sampling: list[Chunk]) -> Logits:
-        """Logits of the chunks that reach their sequence's end, of its last row and of each draft's."""
+        """Return the logits of the chunks that choose tokens: of each one's last row and of each draft's."""
         batch = Batch.of([_slot_tokens(chunk) for chunk in chunks], self._model.cache)
         wanted = {id(chunk) for chunk in sampling}
         rows: list[int] = []

@@ -1,4 +1,4 @@
-"""A request inside the engine service: what was asked, how far its choices are, and the events that it makes.
+"""A request inside the engine service: its specification, the state of its choices, and its events.
 
 `service` takes specs and reports events; `service_core` keeps jobs. A job is one or more sequences over one prompt.
 """
@@ -25,11 +25,11 @@ NO_TRACE = TokenTrace()
 
 
 class ContextOverflow(RequestError):
-    """Prompt and answer do not fit into a slot; the message has both numbers."""
+    """Raised if prompt and answer do not fit into a slot; the message has both numbers."""
 
 
 class FailureKind(StrEnum):
-    """Why a job ended without all its choices."""
+    """Why a job ended before all of its choices."""
 
     QUEUE_FULL = "queue_full"
     DEADLINE = "deadline_exceeded"
@@ -42,7 +42,7 @@ class FailureKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class JobFailure:
-    """Kind, and what a person should read."""
+    """The kind, and a message for the client."""
 
     kind: FailureKind
     message: str
@@ -50,7 +50,7 @@ class JobFailure:
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """What to generate: `n_choices` answers to one prompt. `deadline_s` counts from the submission."""
+    """A request: `n_choices` answers to one prompt. `deadline_s` counts from the submission."""
 
     job_id: str
     prompt_ids: tuple[int, ...]
@@ -121,14 +121,14 @@ class Job:
         n_traced_tokens: int = N_TRACED,
         max_drafts: int = 0,
     ) -> None:
-        """Makes the sequences, which reads the whole prompt: call it outside the loop.
+        """Make the sequences, which reads the whole prompt: call it outside the loop.
 
-        `n_traced_tokens`: of how many of its first choice's tokens the sources are kept, the last ones. `max_drafts`
-        bounds the tokens of a draft; 0 drafts nothing.
+        The sources of the last `n_traced_tokens` tokens of the first choice are kept. `max_drafts` bounds the tokens of
+        a draft; 0 turns drafts off.
         """
         self.spec = spec
         self.deadline_at = deadline_at
-        self.position = 0  # as last reported; 0 when never
+        self.position = 0  # in the waiting line as last reported, from 1; 0 before
         self.has_begun = False
         self.n_ended = 0
         self.n_completion_tokens = 0
@@ -156,9 +156,9 @@ class Job:
 
 
 def check_fits(prompt_ids: Tokens[int], params: SamplingParams, *, n_ctx: int, n_vocab: int) -> None:
-    """Raise RequestError for what no wait would make possible.
+    """Raise RequestError for a request that can never be served.
 
-    ContextOverflow when the prompt, or prompt and max_tokens together, are more than a slot's `n_ctx` tokens.
+    ContextOverflow if the prompt, or prompt and max_tokens together, have more than a slot's `n_ctx` tokens.
     """
     n_prompt = len(prompt_ids)
     if n_prompt == 0:

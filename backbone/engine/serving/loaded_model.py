@@ -1,6 +1,6 @@
-"""A model file opened for serving: its facts, its dense path, its tokenizer and the backbone's own replica.
+"""A model file opened for serving: its card, its dense path, its tokenizer and the backbone's own replica.
 
-Commands, benchmarks and tests build engines from this. It opens nothing but the file.
+The backbone process, commands, benchmarks and tests build engines from this. It opens nothing but the file.
 """
 
 from __future__ import annotations
@@ -38,16 +38,32 @@ class Dense(StrEnum):
 
 
 class KernelChoice(StrEnum):
-    """Which expert kernel: by the model's tensor types, or forced."""
+    """The expert kernel: chosen by the model's tensor types, or forced."""
 
     AUTO = "auto"
     KX1 = "kx1"
     FLOAT = "float"
 
 
+@dataclass(frozen=True, slots=True)
+class Arithmetic:
+    """How a model is computed; by default with exact bits on the CPU.
+
+    A GPU computes experts, with the same bits, where that is faster and they fit into `gpu_expert_bytes` of its memory.
+    """
+
+    dense: Dense = Dense.KX1
+    device: Device = Device.CPU
+    kernel: KernelChoice = KernelChoice.AUTO
+    gpu_expert_bytes: int = 0
+
+
+EXACT = Arithmetic()
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedModel:
-    """Everything of one model file that an engine needs. Close it when the engine is gone."""
+    """Everything of one model file that an engine needs. Close it after the engine has ended."""
 
     index: GGUFIndex
     card: ModelCard
@@ -62,24 +78,21 @@ class LoadedModel:
         *,
         n_slot: int,
         n_ctx: int | None = None,
-        dense: Dense = Dense.KX1,
-        device: Device = Device.CPU,
-        gpu_expert_bytes: int = 0,
-        kernel: KernelChoice = KernelChoice.AUTO,
+        arithmetic: Arithmetic = EXACT,
         n_threads: int | None = None,
         has_mtp_head: bool = False,
     ) -> Self:
         """Open a GGUF file with room for `n_slot` sequences of `n_ctx` tokens (default: the model's, at most 4096).
 
         Dense path and experts use `n_threads` each (default: every usable core); they seldom run at once. With
-        `gpu_expert_bytes` of its memory a GPU computes experts, where that is faster; they have the same bits.
-        `has_mtp_head`: where the file has an MTP head that is run here, it is loaded to guess tokens; each slot then
-        takes a layer more.
+        `has_mtp_head` the file's MTP head is loaded, if it has one that can run here; each slot then holds one more
+        layer.
 
-        Raises GGUFError or UnsupportedModelError for the file, KernelError when the kernel cannot be used, ConfigError
-        for a device that is not there or cannot compute so.
+        Raises GGUFError or UnsupportedModelError for the file, KernelError if the kernel cannot be used, ConfigError
+        for a device that does not exist or cannot compute this dense path.
         """
-        backend = Backend("auto", gpu_expert_bytes) if gpu_expert_bytes else CPU_BACKEND
+        gpu_bytes, kernel = arithmetic.gpu_expert_bytes, arithmetic.kernel
+        backend = Backend("auto", gpu_bytes) if gpu_bytes else CPU_BACKEND
         index = GGUFIndex.open(path)
         try:
             card = ModelCard.from_index(index)
@@ -89,7 +102,7 @@ class LoadedModel:
                 if kernel is KernelChoice.AUTO
                 else kernel_named(kernel.value, n_threads, backend)
             )
-            ops = make_ops(dense, n_threads, device)
+            ops = make_ops(arithmetic, n_threads)
             mtp_experts = MtpExperts.open(index, n_threads) if has_mtp_head else None
             n_ctx = n_ctx or min(card.n_ctx, 4096)
             model = Model.load(index, ops, n_slot=n_slot, n_ctx=n_ctx, mtp_experts=mtp_experts)
@@ -99,12 +112,12 @@ class LoadedModel:
             raise
 
     def hello(self) -> Hello:
-        """What this backbone says to a worker first."""
+        """Return this backbone's hello to a worker."""
         kernel = self.store.kernel
         return Hello(Role.BACKBONE, self.card.fingerprint, kernel.fingerprint, kernel.name)
 
     def close(self) -> None:
-        """Close the file. Nothing of the model may be used after."""
+        """Close the file. No part of the model may be used after this."""
         self.index.close()
 
     def __enter__(self) -> Self:
@@ -114,12 +127,13 @@ class LoadedModel:
         self.close()
 
 
-def make_ops(dense: Dense, n_threads: int | None = None, device: Device = Device.CPU) -> Ops:
+def make_ops(arithmetic: Arithmetic, n_threads: int | None = None) -> Ops:
     """Return the arithmetic of the dense path, and give torch's own pool one thread, as its parts are small.
 
     Raises ConfigError for a device that is missing or cannot compute so.
     """
-    place = torch_device(device, is_exact=dense is Dense.KX1, needs_cuda=dense is Dense.FAST)
+    dense = arithmetic.dense
+    place = torch_device(arithmetic.device, is_exact=dense is Dense.KX1, needs_cuda=dense is Dense.FAST)
     torch.set_num_threads(1)
     if dense is Dense.KX1:
         return StableOps(n_threads=n_threads)

@@ -1,13 +1,13 @@
-"""How many micro-batches are to be in flight, so that while one waits for workers another computes. Pure.
+"""How many micro-batches are in flight, so that while one waits for workers another computes. Pure.
 
 With C sequences in M groups, c(n) seconds that a layer call of n rows keeps the backbone busy, and a(n) seconds until
-its last answer is there, all groups together have passed a layer after
+its last answer arrives, all groups together pass a layer in
 
     period(M) = max(M * c(C/M), c(C/M) + a(C/M))
 
-The smallest M with (M-1) * c(C/M) >= a(C/M) hides the waiting. It is a loss where splitting costs more than waiting
-(few rows are dearer each), so of 1..M the one with the shortest period is taken. `service_core` feeds a `GroupPlanner`
-after each step; the dispatcher tells it what its layer calls were going to wait for.
+The smallest M with (M-1) * c(C/M) >= a(C/M) hides the waiting. Where splitting costs more than waiting (a row costs
+more in a smaller batch) that M is a loss, so the number of 1..M with the shortest period is taken. `service_core` feeds
+a `GroupPlanner` after each step with the step's times and with what its layer calls waited for.
 """
 
 from __future__ import annotations
@@ -15,45 +15,37 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Coroutine, Generator
 from itertools import pairwise
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, TypeVar
 
-from backbone.engine.dispatch.trips import LayerTrip, TripMeter
+from backbone.engine.dispatch.counters import LayerTrip
 
 T = TypeVar("T")
-Seconds = Callable[[float], float]  # of so many rows
+Seconds = Callable[[float], float]  # by rows
 
 MOST_GROUPS = 16
 REPLAN_S = 2.0
 AVERAGE_WEIGHT = 1 / 8  # of a new step in the moving averages
-GAIN = 0.05  # a shorter period is worth a change from here on
-
-
-@runtime_checkable
-class TripTelling(Protocol):
-    """An expert caller that knows what its calls wait for."""
-
-    @property
-    def trips(self) -> TripMeter: ...
+GAIN = 0.05  # the least gain in period that is worth a change
 
 
 class RowCosts:
-    """Seconds by rows: moving averages by octaves of their number, and straight lines between them."""
+    """Seconds by rows: moving averages by octaves of the number of rows, and straight lines between them."""
 
     def __init__(self) -> None:
         self._points: dict[int, tuple[float, float]] = {}  # rows and seconds, by octave
 
     def add(self, n_rows: int, seconds: float) -> None:
-        """One more measurement."""
+        """Add a measurement."""
         octave = n_rows.bit_length()
         rows, known = self._points.get(octave, (float(n_rows), seconds))
         moved = rows + AVERAGE_WEIGHT * (n_rows - rows), known + AVERAGE_WEIGHT * (seconds - known)
         self._points[octave] = moved
 
     def __call__(self, n_rows: float) -> float:
-        """Seconds for `n_rows`; 0 before anything was measured.
+        """Return the seconds of `n_rows`; 0 before the first measurement.
 
-        Below what was measured the line of the two lowest points goes on, if that is dearer than in proportion. Above
-        it is in proportion.
+        Below the measured rows the line through the two lowest points is used, if it is above proportion; above them
+        the seconds are in proportion.
         """
         points = sorted(self._points.values())
         if not points:
@@ -76,7 +68,7 @@ def _below(n_rows: float, points: list[tuple[float, float]]) -> float:
 
 
 def smallest_that_hides(n_rows: int, busy: Seconds, away: Seconds, most: int) -> int:
-    """The smallest M up to `most` with (M-1) * busy(n_rows/M) >= away(n_rows/M); `most` when there is none."""
+    """Return the smallest M up to `most` with (M-1) * busy(n_rows/M) >= away(n_rows/M), or `most`."""
     for n_groups in range(1, most):
         share = n_rows / n_groups
         if (n_groups - 1) * busy(share) >= away(share):
@@ -85,15 +77,15 @@ def smallest_that_hides(n_rows: int, busy: Seconds, away: Seconds, most: int) ->
 
 
 def layer_period_s(n_groups: int, n_rows: int, busy: Seconds, away: Seconds) -> float:
-    """Seconds in which all groups together pass one layer."""
+    """Return the seconds in which all groups together pass one layer."""
     share = n_rows / n_groups
     return max(n_groups * busy(share), busy(share) + away(share))
 
 
 def next_n_groups(current: int, n_rows: int, busy: Seconds, away: Seconds, most: int) -> int:
-    """How many groups from now on. `current` stays unless another number's period is shorter by GAIN.
+    """Return the number of groups to use now. `current` stays unless another number's period is shorter by GAIN.
 
-    At most twice as many: what few rows cost is a guess until it was measured.
+    The number at most doubles: the cost of fewer rows is a guess until it is measured.
     """
     most = max(1, min(most, n_rows))
     hiding = smallest_that_hides(n_rows, busy, away, most)
@@ -105,10 +97,10 @@ def next_n_groups(current: int, n_rows: int, busy: Seconds, away: Seconds, most:
 
 
 class GroupPlanner:
-    """How many of `most` groups are to take sequences now, from what the steps so far have shown."""
+    """Decides how many of `most` groups take sequences, from the steps so far."""
 
     def __init__(self, most: int, *, is_fixed: bool, replan_s: float = REPLAN_S) -> None:
-        """With `is_fixed` it is always `most`."""
+        """With `is_fixed` the number is always `most`."""
         self.most = most
         self.n_groups = most if is_fixed else 1
         self._steps = RowCosts()
@@ -121,15 +113,15 @@ class GroupPlanner:
         self._has_trips = False
 
     def away(self, n_rows: float) -> float:
-        """a(n): seconds until the last answer to a layer of `n_rows` is there."""
+        """Return a(n): the seconds until the last answer to a layer call of `n_rows` arrives."""
         return self._base_s + self._row_s * n_rows
 
     def busy(self, n_rows: float) -> float:
-        """c(n): seconds that a layer call of `n_rows` keeps the backbone busy."""
+        """Return c(n): the seconds that a layer call of `n_rows` keeps the backbone busy."""
         return self._steps(n_rows) + self._beside_s
 
     def note(self, step_s: float, beside_s: float, trip: LayerTrip) -> None:
-        """A step was busy for `step_s`, what answers made work beside it for `beside_s`; its layer calls were such."""
+        """Note a step that ran `step_s` seconds, `beside_s` of other work, and the mean of its layer calls."""
         if not trip.n_rows:
             return
         self._steps.add(trip.n_rows, step_s / trip.n_calls)
@@ -140,7 +132,7 @@ class GroupPlanner:
         self._has_trips = trip.base_s + trip.work_s > 0 or self._has_trips
 
     def replan(self, now: float, n_sequences: int) -> int:
-        """The number of groups, planned again when it is time."""
+        """Return the number of groups, planned again every `replan_s` seconds."""
         if not self._is_fixed and n_sequences and now - self._planned_at >= self._replan_s:
             self._planned_at = now
             self.n_groups = next_n_groups(self.n_groups, n_sequences, self.busy, self.away, self.most)
@@ -148,22 +140,22 @@ class GroupPlanner:
 
 
 class BusyMeter:
-    """Tells the work of steps from other work of their thread. `clock` reads the seconds that the thread was busy."""
+    """Separates a thread's work in steps from its other work. `clock` reads the thread's CPU seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
         self.in_steps_s = 0.0
-        self._told_s: float | None = None
+        self._read_s: float | None = None
 
     def beside_s(self) -> float:
-        """Seconds since the last time in which the thread was busy with no step."""
+        """Return the seconds since the last reading in which the thread worked outside of steps."""
         now_s = self.clock() - self.in_steps_s
-        before_s, self._told_s = self._told_s, now_s
+        before_s, self._read_s = self._read_s, now_s
         return 0.0 if before_s is None else max(now_s - before_s, 0.0)
 
 
 class Stopwatch(Generic[T]):
-    """Awaits a step; `seconds` are those in which it ran, without those in which it waited."""
+    """Awaits a step; `seconds` is how long it ran, without the time in which it waited."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, T], meter: BusyMeter) -> None:
         self._coroutine = coroutine
@@ -187,5 +179,5 @@ class Stopwatch(Generic[T]):
             try:
                 yield waited_for
                 thrown = None
-            except BaseException as error:  # a cancel: it is the coroutine's to handle
+            except BaseException as error:  # a cancel: the coroutine handles it
                 thrown = error

@@ -1,7 +1,7 @@
-"""What the next step computes: a pure plan over the sequences. `engine` carries it out.
+"""The plan of the next step: a pure function of the sequences. `engine` carries it out.
 
-Running sequences that decode come first, one row each, so that a long prompt never stalls them; what is left of the
-step's rows goes to prompts in the order of arrival, and then to drafts of those that decode.
+Running sequences that decode come first, one row each, so that a long prompt never stalls them. The remaining rows of
+the step go to prompts in the order of arrival, then to drafts of the decoding sequences.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from backbone.engine.serving.sequence import Sequence
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chunk:
-    """`n_rows` next tokens of one sequence, the last of them `drafts`: guessed, to be verified by this step."""
+    """The next `n_rows` tokens of one sequence; the last of them are `drafts`, which this step verifies."""
 
     sequence: Sequence
     n_rows: int
@@ -27,25 +27,25 @@ class Chunk:
 
     @property
     def is_sampling(self) -> bool:
-        """Whether the step chooses a token for the sequence. Ask before the step: it changes the sequence."""
+        """Whether the step chooses a token for the sequence. Valid before the step only: it changes the sequence."""
         return self.n_own == self.sequence.n_pending
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What a step runs, those with drafts last, and which waiting sequences must be given a slot first."""
+    """The chunks of a step, those with drafts last, and the waiting sequences that need a slot first."""
 
     chunks: tuple[Chunk, ...]
     admitted: tuple[Sequence, ...]
 
 
 def no_drafts(_sequence: Sequence, _room: int) -> tuple[int, ...]:
-    """Plain decoding."""
+    """Return no drafts: plain decoding."""
     return ()
 
 
 def rows_left(running: Iterable[Sequence], waiting: Iterable[Sequence], n_free_slots: int, max_rows: int) -> int:
-    """Rows that decoding and prompts leave of the next step for drafts, as `plan_step` would plan it; 0 at least."""
+    """Return how many rows of the next step decoding and prompts leave for drafts."""
     plan = plan_step(running, waiting, n_free_slots, max_rows)
     return max(max_rows - sum(chunk.n_rows for chunk in plan.chunks), 0)
 
@@ -59,8 +59,8 @@ def plan_step(
 ) -> StepPlan:
     """Plan at most `max_rows` rows, but always one for each decoding sequence.
 
-    Waiting sequences are admitted in order, while a slot is free and rows are left. `draft` gives a decoding
-    sequence's drafts, at most so many.
+    Waiting sequences are admitted in order, while a slot is free and rows are left. `draft` returns a decoding
+    sequence's drafts, at most the given number.
     """
     ordered = list(running)
     decoding = [sequence for sequence in ordered if sequence.n_pending == 1]

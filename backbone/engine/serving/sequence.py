@@ -1,6 +1,6 @@
-"""One request inside the engine: its tokens, its text so far, its place in the cache, and why it ended.
+"""One answer inside the engine: its tokens, its text so far, its slot in the cache, and why it ended.
 
-`engine` makes and advances sequences, `scheduler` reads them. A sequence knows no model and no logits' origin.
+`jobs` makes sequences, `engine` advances them, `scheduler` reads them. A sequence knows no model.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class FinishReason(StrEnum):
 
 
 class Progress(NamedTuple):
-    """What one sampled token did: the text that may be shown now, and the end if it was the last."""
+    """The effect of one sampled token: the text that may be shown now, and the reason if it was the last."""
 
     sampled: Sampled
     text: str
@@ -41,8 +41,8 @@ class Progress(NamedTuple):
 class Sequence:
     """A prompt and its answer.
 
-    `n_cached` tokens of prompt and output are in the cache of `slot`; the last output token is not yet, it is the
-    next decode row. `choice` numbers the answers to one request, so that they differ under one seed.
+    `n_cached` tokens of prompt and output are in the cache of `slot`. The last output token is not: it is the next
+    decode row. `choice` numbers the answers to one request, so that they differ under one seed.
     """
 
     def __init__(
@@ -56,9 +56,9 @@ class Sequence:
         is_strict: bool = False,
         max_drafts: int = 0,
     ) -> None:
-        """`is_strict`: every worker's answer is confirmed before it is used. RequestError when the prompt is empty.
+        """With `is_strict` every worker's answer is confirmed before it is used.
 
-        `max_drafts` bounds the tokens of a draft; 0 drafts nothing.
+        `max_drafts` bounds the tokens of a draft; 0 turns drafts off. Raises RequestError if the prompt is empty.
         """
         if not prompt_ids:
             raise RequestError("the prompt is empty: give at least one token")
@@ -84,11 +84,11 @@ class Sequence:
 
     @property
     def n_pending(self) -> int:
-        """Tokens that the model has not seen yet: the rest of the prompt, or the last sampled token."""
+        """Tokens that are not in the cache yet: the rest of the prompt, or the last sampled token."""
         return self.n_tokens - self.n_cached
 
     def next_tokens(self, limit: int) -> list[int]:
-        """The next tokens to run, at most `limit`."""
+        """Return the next tokens to run, at most `limit`."""
         n_prompt = len(self.prompt_ids)
         if self.n_cached < n_prompt:
             return list(self.prompt_ids[self.n_cached : self.n_cached + limit])
@@ -100,7 +100,7 @@ class Sequence:
         return self._drafter is not None
 
     def draft(self, row_cost: float, limit: int, n_ctx: int) -> tuple[int, ...]:
-        """Tokens that probably follow the pending one, at most `limit` and none that could not count.
+        """Return tokens that probably follow the pending one, at most `limit` and none beyond the answer's end.
 
         See `drafts.length` for the relative `row_cost`.
         """
@@ -109,28 +109,28 @@ class Sequence:
         return self._drafter.draft(self.output_ids, row_cost, min(limit, self._n_most_drafts(n_ctx)))
 
     def head_drafts(self, row_cost: float, head_cost: float, limit: int, n_ctx: int, known: HeadShare) -> int:
-        """How many tokens the MTP head had better draft in place of `draft`. See `Drafter` for costs and shares."""
+        """Return how many tokens the MTP head should draft instead of `draft`. See `Drafter` for costs and shares."""
         if self._drafter is None:
             return 0
         room = min(limit, self._n_most_drafts(n_ctx))
         return self._drafter.head_drafts(self.output_ids, row_cost, head_cost, room, known)
 
     def note_head(self, guessed: Tokens[int]) -> None:
-        """The MTP head's guesses of the next tokens, so that its share of right ones is known."""
+        """Note the MTP head's guesses of the next tokens, to learn its share of right ones."""
         if self._drafter is not None:
             self._drafter.note_head(self.output_ids, guessed)
 
     def _n_most_drafts(self, n_ctx: int) -> int:
-        """Drafted tokens that could count: the last token of all needs no row."""
+        """Return how many drafted tokens fit before the answer's end: its last token needs no row."""
         ends_at = n_ctx - len(self.prompt_ids)
         if self.params.max_tokens is not None:
             ends_at = min(ends_at, self.params.max_tokens)
         return ends_at - len(self.output_ids) - 1
 
     def advance(self, logits: NDArray[np.float32], n_ctx: int) -> Progress:
-        """Sample the next token from f32 [n_vocab] and say where the sequence must end; the engine ends it.
+        """Sample the next token from logits f32 [n_vocab]. The engine ends the sequence if the progress has a reason.
 
-        An end-of-generation token is counted but shows no text. Raises RequestError when the logits are not finite.
+        An end-of-generation token is counted but shows no text. Raises RequestError if the logits are not finite.
         """
         sampled = sample(logits, self._history, self.params, self._draw())
         self._history.add(sampled.token)
@@ -152,6 +152,6 @@ class Sequence:
         return RandomDraw(self.params.seed, self.choice, len(self.output_ids))
 
     def _flush(self) -> str:
-        """Text that was held back; it may still complete a stop string."""
+        """Return the text that was held back; it may still complete a stop string."""
         update = self._stop.push(self._detokenizer.finish())
         return update.text + self._stop.finish()

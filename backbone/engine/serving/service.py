@@ -1,6 +1,6 @@
-"""The engine as a service: one thread with an event loop that steps for ever; jobs come and go from other threads.
+"""The engine as a service: one thread with an event loop that runs steps; other threads submit and cancel jobs.
 
-`backbone.tasks` submits jobs and passes their events on. Nothing here knows Redis, Celery or Django. Every submitted
+`backbone.process` submits jobs and passes their events on. Nothing here knows Redis, Celery or Django. Every submitted
 job gets exactly one last event, `Completed` or `Broken`, also when the engine's thread dies.
 """
 
@@ -15,12 +15,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from backbone.engine.dispatch.dispatcher import Served
-from backbone.engine.model.expert_caller import ExpertCaller
-from backbone.engine.serving.engine import Engine
+from backbone.engine.dispatch.counters import Served
+from backbone.engine.serving.engine import Engine, StepExperts
 from backbone.engine.serving.jobs import N_TRACED, Broken, FailureKind, Job, JobEvents, JobFailure, JobSpec, check_fits
 from backbone.engine.serving.loaded_model import LoadedModel
-from backbone.engine.serving.micro_batches import MOST_GROUPS, GroupPlanner, TripTelling
+from backbone.engine.serving.micro_batches import MOST_GROUPS, GroupPlanner
 from backbone.engine.serving.service_core import Counters, Group, ServiceCore
 from backbone.engine.serving.shares import ShareMeter
 from backbone.engine.serving.token_choice import TokenChooser
@@ -32,20 +31,19 @@ CANCELLED = JobFailure(FailureKind.CANCELLED, "the request was cancelled")
 STOPPING = JobFailure(FailureKind.STOPPING, "this backbone is stopping; send the request again")
 ENGINE_LOST = JobFailure(FailureKind.ENGINE_LOST, "the engine stopped unexpectedly; send the request again")
 
-MakeExperts = Callable[[Callable[[Served], None]], ExpertCaller]
+MakeExperts = Callable[[Callable[[Served], None]], StepExperts]
 
 
 class ServiceClosed(KvasirError):
-    """The service takes no jobs: it was not started, is stopping, or its thread has ended."""
+    """Raised if the service takes no jobs: it was not started, is stopping, or its thread has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceLimits:
-    """`n_groups` micro-batches are in flight, None: as many as hide the waiting for workers, by what is measured.
+    """`n_groups` micro-batches are in flight; None measures how many hide the waiting for workers.
 
-    `max_rows` bounds the rows of a step of each, `max_waiting` the jobs in line.
-    Of the last `n_traced_tokens` of an answer it is kept where they were computed. `max_drafts` bounds the tokens of a
-    draft; 0 drafts nothing.
+    `max_rows` bounds the rows of a step of each group, `max_waiting` the jobs in line. The sources of the last
+    `n_traced_tokens` of an answer are kept. `max_drafts` bounds the tokens of a draft; 0 turns drafts off.
     """
 
     n_groups: int | None = None
@@ -62,13 +60,13 @@ def make_groups(
     n_groups: int,
     chooser: TokenChooser | None = None,
 ) -> list[Group]:
-    """Engines over one model, each with an expert caller and a meter of its own; without a `chooser` in one thread."""
+    """Return engines over one model, each with its own expert caller and meter; without a `chooser` on one thread."""
     groups = []
     for _ in range(n_groups):
         meter = ShareMeter(is_tracing=limits.n_traced_tokens > 0)
         experts = make_experts(meter.add)
         engine = Engine(loaded.model, experts, max_rows=limits.max_rows, on_chunks=meter.begin, chooser=chooser)
-        groups.append(Group(engine, meter, experts.trips if isinstance(experts, TripTelling) else None))
+        groups.append(Group(engine, meter, experts.trips))
     return groups
 
 
@@ -76,7 +74,7 @@ def make_groups(
 class ServiceState:
     """How busy the service is now.
 
-    `stalled_s`: how long the longest step in flight has been running; `n_groups`: micro-batches in flight.
+    `stalled_s` is how long the longest step in flight has been running, `n_groups` the micro-batches in flight.
     """
 
     n_running: int
@@ -88,7 +86,7 @@ class ServiceState:
 
 
 class EngineService:
-    """Owns the engine's thread, and one for large choices of tokens. Methods may be called from any other thread."""
+    """Owns the engine's thread, and one for long choices of tokens. Methods may be called from any other thread."""
 
     def __init__(
         self,
@@ -100,10 +98,10 @@ class EngineService:
         clock: Callable[[], float] = time.monotonic,
         chooser: TokenChooser | None = None,
     ) -> None:
-        """`make_experts` is called once for each group with the callable that must be told who served what.
+        """`make_experts` is called once for each group, with the callable that receives each `Served`.
 
-        `on_events` is called on the engine's thread, once a step with all its events; it must not block. A `chooser`
-        in place of its own is closed when the service ends.
+        `on_events` is called on the engine's thread, once a step with all its events; it must not block. The service
+        closes a given `chooser` when it ends, as its own.
         """
         self._loaded = loaded
         self._make_experts = make_experts
@@ -126,7 +124,7 @@ class EngineService:
 
     @property
     def n_ctx(self) -> int:
-        """Tokens that a sequence may have."""
+        """Most tokens of a sequence."""
         return self._loaded.model.cache.n_ctx
 
     def start(self) -> None:
@@ -139,9 +137,9 @@ class EngineService:
         ready.wait()
 
     def submit(self, spec: JobSpec) -> None:
-        """Take a job; what becomes of it comes as events.
+        """Take a job; its results come as events.
 
-        Raises RequestError for what can never be served (ContextOverflow names both numbers), and ServiceClosed.
+        Raises RequestError if it can never be served (ContextOverflow names both numbers), and ServiceClosed.
         """
         model = self._loaded.model
         check_fits(spec.prompt_ids, spec.params, n_ctx=model.cache.n_ctx, n_vocab=model.n_vocab)
@@ -158,7 +156,7 @@ class EngineService:
             self._loop.call_soon_threadsafe(self._empty_inbox, core)
 
     def cancel(self, job_id: str, failure: JobFailure = CANCELLED) -> None:
-        """End a job early. An id that is not known, or no longer, is ignored."""
+        """End a job early. Unknown ids, and those of jobs that have ended, are ignored."""
         self._call(lambda core: core.fail(job_id, failure))
 
     def cancel_all(self, failure: JobFailure) -> None:
@@ -166,7 +164,7 @@ class EngineService:
         self._call(lambda core: core.fail_all(failure))
 
     def state(self) -> ServiceState:
-        """A look from outside, without waiting for the loop. Raises ServiceClosed before the start."""
+        """Return the state without waiting for the loop. Raises ServiceClosed before the start."""
         core = self._core
         if core is None:
             raise ServiceClosed("the service was not started")
@@ -176,7 +174,7 @@ class EngineService:
         return ServiceState(core.n_sequences, len(core.line), n_slot, stalled, core.planner.n_groups, core.counters)
 
     def stop(self, deadline_s: float) -> None:
-        """Refuse new jobs, let those that run finish until the deadline, end the others, end the thread."""
+        """Refuse new jobs, let running jobs finish until the deadline, then end the rest and the thread."""
         until = time.monotonic() + deadline_s
         drained = threading.Event()
         self._call(lambda core: self._drain(core, drained))
@@ -203,7 +201,7 @@ class EngineService:
         return self._core
 
     def _call(self, act: Callable[[ServiceCore], None]) -> None:
-        """Do something on the loop; nothing when the service is closed."""
+        """Call `act` on the loop; does nothing when the service is closed."""
         with self._lock:
             if self._is_open and self._core is not None:
                 self._loop.call_soon_threadsafe(act, self._core)
@@ -222,7 +220,7 @@ class EngineService:
             self._stepping.cancel()
 
     def _run(self) -> None:
-        """The thread: step until told to stop, or until something breaks that no job can be blamed for."""
+        """Run the thread: step until stopped, or until an error that no job caused."""
         core, failure = self._opened(), ENGINE_LOST
         asyncio.set_event_loop(self._loop)
         try:
@@ -234,7 +232,7 @@ class EngineService:
             logger.exception("the engine's loop has ended")
         with self._lock:
             self._is_open = False
-        self._loop.run_until_complete(asyncio.sleep(0))  # what was called before the lock was taken
+        self._loop.run_until_complete(asyncio.sleep(0))  # runs the calls that came before the lock was taken
         core.refuse(failure)
         core.fail_all(failure)
         if self._inbox:

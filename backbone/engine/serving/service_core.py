@@ -1,7 +1,7 @@
 """The engine service on its event loop: admission, steps in one coroutine for each group, events, deadlines, failures.
 
 `service` owns the thread around it. Everything here runs on one loop; time comes from outside. Groups hold disjoint
-sequences and so disjoint slots: while one waits for workers, another computes, and no bit depends on it.
+sequences, and so disjoint slots: while one waits for workers, another computes, and no bit depends on the order.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from backbone.engine.dispatch.trips import TripMeter
+from backbone.engine.dispatch.counters import TripMeter
 from backbone.engine.drafts.drafter import DraftCounts
 from backbone.engine.serving.engine import Engine, TokenEvent
 from backbone.engine.serving.jobs import (
@@ -39,17 +39,17 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Group:
-    """Sequences that step together: one engine, and the meters that its dispatcher and engine feed."""
+    """Sequences that step together: one engine, and the meters that it and its expert caller feed."""
 
     engine: Engine
     meter: ShareMeter
-    trips: TripMeter | None = None  # what its layer calls wait for, where the dispatcher tells
+    trips: TripMeter
     busy_since: float | None = None  # when the step in flight began
 
 
 @dataclass(slots=True)
 class Counters:
-    """What the service has done since its start. Written by the loop, read from anywhere."""
+    """Totals since the service's start. Written by the loop, read from any thread."""
 
     n_steps: int = 0
     n_tokens: int = 0
@@ -73,10 +73,10 @@ class ServiceCore:
         planner: GroupPlanner | None = None,
         busy_clock: Callable[[], float] = time.thread_time,
     ) -> None:
-        """`on_events` gets all events of a step at once; it must not block and must not raise.
+        """`on_events` receives all events of a step at once; it must not block and must not raise.
 
-        Without a `planner` sequences are spread over all groups. `busy_clock` reads how long the loop's thread has
-        computed; with it the planner learns what groups cost.
+        Without a `planner` sequences are spread over all groups. `busy_clock` reads the CPU seconds of the loop's
+        thread, from which the planner learns what groups cost.
         """
         self.groups = tuple(groups)
         self.planner = planner or GroupPlanner(len(self.groups), is_fixed=True)
@@ -95,7 +95,7 @@ class ServiceCore:
 
     @property
     def n_sequences(self) -> int:
-        """Sequences that have a slot, or the promise of one."""
+        """Sequences that have a slot, or get one with their group's next step."""
         return sum(group.engine.n_sequences for group in self.groups)
 
     async def run(self) -> None:
@@ -103,7 +103,7 @@ class ServiceCore:
         await asyncio.gather(*(self._run_group(group) for group in self.groups))
 
     def submit(self, job: Job) -> None:
-        """Let a job in, put it in line, or refuse it by an event."""
+        """Admit a job, put it in line, or refuse it by an event."""
         self.jobs[job.spec.job_id] = job
         self.line.join(job)
         if self._refusing is not None:
@@ -129,7 +129,7 @@ class ServiceCore:
         self._report()
 
     def refuse(self, failure: JobFailure) -> None:
-        """Let nobody in any more; `drained` is set when the last job has ended."""
+        """Refuse new jobs from now on; `drained` is set when the last job has ended."""
         self._refusing = failure
         self._report()
 
@@ -145,11 +145,11 @@ class ServiceCore:
             events = await step
             group.busy_since = None
             self._after_step(group, events)
-            trip = group.trips.take() if group.trips is not None else None
+            trip = group.trips.take()
             if trip is not None:
                 self.planner.note(step.seconds, self._busy.beside_s(), trip)
             self._spread(group)
-            await asyncio.sleep(0)  # lets other groups, new jobs and cancels in when no worker was waited for
+            await asyncio.sleep(0)  # lets other groups, new jobs and cancels run when the step waited for no worker
 
     def _after_step(self, group: Group, events: list[TokenEvent]) -> None:
         self.counters.n_steps += 1
@@ -214,7 +214,7 @@ class ServiceCore:
             self._report()
 
     def _admit(self) -> None:
-        """Give the slots that are free to those who wait, each in the group that has the fewest of those in use."""
+        """Give free slots to waiting sequences, each in the emptiest group in use."""
         while self.n_sequences < self._n_slot:
             taken = self.line.take()
             if taken is None:
@@ -230,11 +230,11 @@ class ServiceCore:
             self._wake.set()
 
     def _emptiest(self) -> int:
-        """Of the groups in use the one with the fewest sequences."""
+        """Return the number of the group in use with the fewest sequences."""
         return min(range(self.planner.n_groups), key=lambda n: self.groups[n].engine.n_sequences)
 
     def _spread(self, group: Group) -> None:
-        """Between two steps of a group: let others go on with what it has too many of, or all if it is not in use."""
+        """Move sequences to emptier groups, between two steps of a group; all of them if it is not in use any more."""
         n_groups = self.planner.replan(self._clock(), self.n_sequences)
         is_used = any(group is used for used in self.groups[:n_groups])
         for sequence in reversed(group.engine.movable):
@@ -252,7 +252,7 @@ class ServiceCore:
         self._events.append((job.spec.job_id, event))
 
     def _report(self) -> None:
-        """Hand over the events since the last time."""
+        """Pass on the events since the last report."""
         for job, position in self.line.moved():
             self._emit(job, Waiting(position))
         if self._events:

@@ -1,7 +1,7 @@
-"""Who computed a sequence's row-experts, counted exactly by the rows that were its own in each step.
+"""Which nodes computed a sequence's row-experts, counted exactly from the sequence's own rows in each step.
 
-The service keeps one meter for each group of sequences: the engine tells it a step's rows, the dispatcher who served
-which of them. Counting never changes what is computed, and waits until the step is over.
+The service keeps one meter for each group of sequences: the engine reports a step's rows, the dispatcher what served
+them. Counting happens after the step and never changes what is computed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from backbone.engine.dispatch.dispatcher import Served
+from backbone.engine.dispatch.counters import Served
 from backbone.engine.drafts.drafter import DraftCounts
 from backbone.engine.serving.scheduler import Chunk
 from backbone.engine.serving.sequence import Sequence
@@ -25,11 +25,11 @@ IntArray = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Row-experts by who computed them."""
+    """Row-experts by where they were computed."""
 
     workers: int = 0
-    hot: int = 0  # experts that the backbone computes itself by its plan
-    fallback: int = 0  # the backbone's own replica, where no worker could be used
+    hot: int = 0  # by the backbone, because its plan has their experts
+    fallback: int = 0  # by the backbone, because no worker could be used
 
     @property
     def total(self) -> int:
@@ -41,9 +41,9 @@ class Shares:
 
 
 class Computed(NamedTuple):
-    """What a step computed of one sequence: rows of rejected drafts count as work, and chose no token.
+    """What a step computed for one sequence; rows of rejected drafts count too.
 
-    `tokens` are the sources of the rows that chose tokens, where these are to be traced.
+    `tokens` are the sources of the rows that chose tokens, if the meter traces them.
     """
 
     sequence: Sequence
@@ -53,26 +53,26 @@ class Computed(NamedTuple):
 
 
 class ShareMeter:
-    """The rows of the step in flight, and who served which of their pairs."""
+    """The rows of the step in flight, and what served their pairs."""
 
     def __init__(self, *, is_tracing: bool = True) -> None:
-        """`is_tracing`: say of each new token where it was computed."""
+        """With `is_tracing` the sources of each new token are given too."""
         self._is_tracing = is_tracing
         self._chunks: tuple[Chunk, ...] = ()
         self._served: list[Served] = []
         self._table = SourceTable()
 
     def begin(self, chunks: tuple[Chunk, ...]) -> None:
-        """A step over these rows begins."""
+        """Begin a step over these rows."""
         self._chunks = chunks
         self._served = []
 
     def add(self, served: Served) -> None:
-        """Take note of a group of pairs of the step in flight."""
+        """Note a group of pairs of the step in flight."""
         self._served.append(served)
 
     def end(self, n_tokens: Mapping[Sequence, int]) -> Iterator[Computed]:
-        """The step is over and chose so many tokens for each sequence: what each of its sequences had."""
+        """End the step, which chose `n_tokens` for each sequence. Yields what it computed for each chunk."""
         chunks, self._chunks = self._chunks, ()
         served, self._served = self._served, []
         last_rows = np.cumsum([chunk.n_rows for chunk in chunks], dtype=np.int64) - 1
@@ -93,7 +93,7 @@ class ShareMeter:
 
 
 def _choosing_rows(chunks: tuple[Chunk, ...], last_rows: IntArray, chosen: list[int]) -> IntArray:
-    """The rows whose logits chose tokens: a chunk's last one, or the first of it and its drafts."""
+    """Return the rows whose logits chose tokens: a chunk's last own row, and those of its accepted drafts."""
     first = last_rows - np.array([len(chunk.drafts) for chunk in chunks], np.int64)
     counts = np.array(chosen, np.int64)
     n_before = np.cumsum(counts) - counts
@@ -102,9 +102,9 @@ def _choosing_rows(chunks: tuple[Chunk, ...], last_rows: IntArray, chosen: list[
 
 
 def _sums(served: list[Served], last_rows: IntArray) -> list[list[int]]:
-    """Pairs by workers, hot, and by the own replica otherwise, of consecutive rows up to each last one, all at once.
+    """Return the pairs of each chunk by workers, hot and fallback; a chunk ends at its number in `last_rows`.
 
-    There is a chunk for every token and a group for every layer and worker, so nothing is counted one by one.
+    All chunks are counted at once: a step may have a chunk for every token and a group for every layer and worker.
     """
     n_rows = int(last_rows[-1]) + 1 if len(last_rows) else 0
     by_kind: list[list[NDArray[np.int32]]] = [[], [], []]

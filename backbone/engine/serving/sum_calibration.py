@@ -1,7 +1,7 @@
 """Measures how large a model's expert outputs are, layer by layer, on a fixed text: the scale of its sums.
 
-The backbone process asks at its start when replies come in sums. The result is kept in a file, so that it is the
-same after a restart and on another machine to which the file is copied.
+The backbone process asks for it at its start if replies are sums. The scale is kept in a file, so that it is the same
+after a restart, and on another machine to which the file is copied.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 
 from backbone.engine.dispatch.dispatcher import ExpertDispatcher
 from backbone.engine.model.batch import Batch, SlotTokens
+from backbone.engine.ops.interface import Routing
 from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.swarm.sum_scale import SumScale
 from backbone.engine.swarm.transport import NoWorkers
@@ -34,7 +35,7 @@ N_TOKENS = 64
 
 
 class _Listener:
-    """Passes calls on to a dispatcher, and sums the squares of what comes back."""
+    """Passes calls on to a dispatcher, and keeps the mean square of each layer's outputs."""
 
     def __init__(self, dispatcher: ExpertDispatcher) -> None:
         self._dispatcher = dispatcher
@@ -45,15 +46,15 @@ class _Listener:
         self.mean_squares[layer] = float(np.square(outputs.numpy().astype(np.float64)).mean())
         return outputs
 
-    def submit(self, layer: int, rows: torch.Tensor, expert_ids: torch.Tensor) -> Awaitable[torch.Tensor]:
+    def submit(self, layer: int, rows: torch.Tensor, routing: Routing) -> Awaitable[torch.Tensor]:
         """See ExpertCaller."""
-        return self._listen(layer, self._dispatcher.submit(layer, rows, expert_ids))
+        return self._listen(layer, self._dispatcher.submit(layer, rows, routing))
 
 
 def calibrate(loaded: LoadedModel) -> SumScale:
-    """Run the fixed text through a model with a free slot, all experts computed here.
+    """Run the fixed text through a model with a free slot, and compute all experts here.
 
-    Raises ConfigError when a layer's outputs are all zero or not finite: such a model has no scale.
+    Raises ConfigError if a layer's outputs are all zero or not finite: such a model has no scale.
     """
     tokens = loaded.tokenizer.encode(TEXT, add_special=False, parse_special=False)[:N_TOKENS]
     cache = loaded.model.cache
@@ -67,14 +68,14 @@ def calibrate(loaded: LoadedModel) -> SumScale:
     rms = {layer: value**0.5 for layer, value in sorted(listener.mean_squares.items())}
     wrong = [layer for layer, value in rms.items() if not 0 < value < float("inf")]
     if wrong:
-        raise ConfigError(f"experts of layers {wrong} give nothing but zeros or no numbers: sums have no scale")
+        raise ConfigError(f"all outputs of experts of layers {wrong} are 0 or not finite: their sums have no scale")
     return SumScale(loaded.card.fingerprint, rms)
 
 
 def sum_scale_of(loaded: LoadedModel, folder: Path) -> SumScale:
-    """The scale kept in `folder`, else a new one, which is kept there. Raises ConfigError for a file that is broken.
+    """Return the scale kept in `folder`, or measure one and keep it there. Raises ConfigError for a broken file.
 
-    Each dense path whose bits may depend on the batch has a file of its own: the exact one's is always its own.
+    A dense path whose bits may depend on the batch has a file of its own, apart from the exact one's.
     """
     ops = loaded.model.ops
     suffix = "" if ops.is_batch_stable else "-" + re.sub(r"\W+", "-", ops.name)

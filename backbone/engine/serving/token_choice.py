@@ -1,8 +1,8 @@
-"""The choice of a step's tokens: from rows of logits to what each sequence says next, drafts verified.
+"""The choice of a step's tokens: from rows of logits to each sequence's next tokens, with drafts verified.
 
-The engine awaits it after each forward. A choice touches its own sequences' histories and texts and nothing else, so a
-long one may be made on another thread, while the event loop goes on with other groups. What it means for slots,
-queues and events is the engine's to say, on its loop.
+The engine awaits it after each forward. A choice changes only the histories and texts of its own sequences, so a long
+one may run on another thread while the event loop steps other groups. Slots, queues and events are the engine's, on its
+loop.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from backbone.engine.serving.sequence import Progress, Sequence
 
 Logits = NDArray[np.float32]
 
-WORTH_S = 0.025  # of CPU: less is done before another thread would pay for asking it and coming back
+WORTH_S = 0.025  # of CPU: for less, handing over to another thread costs more than it gains
 AVERAGE_WEIGHT = 1 / 8  # of a new choice in the moving average
 
 
 class Choice(NamedTuple):
-    """What a token did to its sequence; None where none could be chosen, and `error` is then why."""
+    """The progress that a token made; None if no token could be chosen, with the reason in `error`."""
 
     progress: Progress | None
     error: Exception | None = None
 
 
 def choose_tokens(chunks: Chunks[Chunk], logits: Logits, n_ctx: int) -> list[list[Choice]]:
-    """The next tokens of each chunk's sequence; none where it has ended.
+    """Choose the next tokens of each chunk's sequence; none for a sequence that has ended.
 
-    `logits` are f32 [rows, n_vocab]: of each chunk its last row's and each draft's, in order.
+    `logits` are f32 [rows, n_vocab]: for each chunk those of its last row and of each draft, in order.
     """
     chosen, row = [], 0
     for chunk in chunks:
@@ -48,9 +48,9 @@ def choose_tokens(chunks: Chunks[Chunk], logits: Logits, n_ctx: int) -> list[lis
 
 
 def _verify(chunk: Chunk, logits: Logits, n_ctx: int) -> list[Choice]:
-    """Choose tokens as long as each is what was drafted in its place: those are what the next row was computed for.
+    """Choose tokens while each equals the draft in its place, for which the next row was computed.
 
-    The last of them is the one that was not drafted, or that ends the sequence.
+    The last one chosen differs from its draft, has none, or ends the sequence.
     """
     choices = []
     for row, draft in zip(logits, (*chunk.drafts, None), strict=True):
@@ -65,12 +65,12 @@ def _verify(chunk: Chunk, logits: Logits, n_ctx: int) -> list[Choice]:
 def _choose(sequence: Sequence, logits: Logits, n_ctx: int) -> Choice:
     try:
         return Choice(sequence.advance(logits, n_ctx))
-    except Exception as error:  # whatever it was, the other sequences of the step go on
+    except Exception as error:  # of any kind: the other sequences of the step go on
         return Choice(None, error)
 
 
 class TokenChooser:
-    """Chooses on the loop's thread, or, where that would hold it up, on another. Any number of engines may share it."""
+    """Chooses on the loop's thread, or on another if that would delay the loop. Several engines may share it."""
 
     def __init__(
         self,
@@ -79,19 +79,20 @@ class TokenChooser:
         worth_s: float = WORTH_S,
         clock: Callable[[], float] = time.thread_time,
     ) -> None:
-        """An `executor` makes the choices that will take `worth_s` or more, to go by the last ones; `close` ends it.
+        """An `executor` makes the choices that, judged by the last ones, take `worth_s` or more; `close` ends it.
 
-        The clock reads the seconds of the thread that chooses, and only decides where that is.
+        The clock reads the CPU seconds of the choosing thread, and only decides which thread chooses.
         """
         self._executor = executor
         self._worth_s = worth_s
         self._clock = clock
-        self._row_s: float | None = None  # what a row takes, of late
+        self._row_s: float | None = None  # moving average of the seconds of a row
 
     async def choose(self, chunks: Chunks[Chunk], logits: Logits, n_ctx: int) -> list[list[Choice]]:
-        """`choose_tokens`. Until it is done, and after a cancel for good, nobody else may change or read the sequences.
+        """Run `choose_tokens`, here or on the executor.
 
-        But for `finish_reason`, which may be set at any time.
+        Until it returns, nothing else may read or change the sequences, except to set `finish_reason`. After a cancel
+        that holds for good.
         """
         expected_s = len(logits) * (self._row_s or 0.0)
         if self._executor is None or expected_s < self._worth_s:
@@ -105,7 +106,7 @@ class TokenChooser:
         return chosen
 
     def close(self) -> None:
-        """Wait for a choice that is being made, which nobody needs any more."""
+        """End the executor, after the choice that it is making."""
         if self._executor is not None:
             self._executor.shutdown()
 

@@ -1,7 +1,7 @@
-"""Who may have a slot: how many slots a stated budget of bytes holds, and the line of those who wait.
+"""Admission to slots: how many slots a budget of bytes holds, and the line of the jobs that wait for one.
 
-The line keeps the order of arrival, and nobody overtakes; a job with several choices takes one slot for each as they
-come free. Pure: no clock, no engine.
+The line keeps the order of arrival. A job with several choices takes one slot for each, as slots come free. Pure: no
+clock, no engine.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from kvasir.errors import ConfigError
 
 
 def slots_for_budget(slot_bytes: int, n_wanted: int, budget_bytes: int | None, recurrent_bytes: int = 0) -> int:
-    """At most `n_wanted` slots, as many as the budget holds. Raises ConfigError when it holds none.
+    """Return how many slots the budget holds, at most `n_wanted`. Raises ConfigError if it holds none.
 
-    `recurrent_bytes` of a slot are its recurrent state, which no shorter context makes smaller.
+    `recurrent_bytes` of a slot are its recurrent state, which a shorter context does not make smaller.
     """
     if budget_bytes is None:
         return n_wanted
@@ -34,10 +34,10 @@ def slots_for_budget(slot_bytes: int, n_wanted: int, budget_bytes: int | None, r
 
 
 class WaitingLine:
-    """Jobs with choices that have no slot yet, in order of arrival."""
+    """The jobs with choices that have no slot yet, in order of arrival."""
 
     def __init__(self, max_jobs: int) -> None:
-        """`max_jobs` may wait."""
+        """At most `max_jobs` may wait."""
         self.max_jobs = max_jobs
         self._jobs: deque[Job] = deque()
 
@@ -50,16 +50,16 @@ class WaitingLine:
         return len(self._jobs) > self.max_jobs
 
     def join(self, job: Job) -> None:
-        """Come last."""
+        """Append a job."""
         self._jobs.append(job)
 
     def leave(self, job: Job) -> None:
-        """Go away; nothing happens when the job is not in line."""
+        """Remove a job; does nothing if the job is not in line."""
         if job in self._jobs:
             self._jobs.remove(job)
 
     def take(self) -> tuple[Job, Sequence] | None:
-        """The sequence whose turn it is, or None when nobody waits. The caller has a slot for it."""
+        """Take out the next job's next sequence, for which the caller has a slot; None if no job waits."""
         if not self._jobs:
             return None
         job = self._jobs[0]
@@ -69,7 +69,7 @@ class WaitingLine:
         return job, sequence
 
     def moved(self) -> Iterator[tuple[Job, int]]:
-        """Jobs that wait for their first slot and whose position is not what they were told; it now is."""
+        """Yield the jobs that wait for their first slot with a position that was not reported yet, and note it."""
         for position, job in enumerate(self._jobs, 1):
             if not job.has_begun and job.position != position:
                 job.position = position

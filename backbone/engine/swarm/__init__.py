@@ -1,5 +1,5 @@
-"""Who can be asked: edges, placement, choice of replicas, measured speed, the own replica.
+"""The workers, as the engine can ask them: edges, placement, replica choice, measured speed, the own replica.
 
-Dispatch, trust and serving enter.
-It never decides who is honest.
+`dispatch`, `trust` and `serving` enter.
+It never decides which worker is honest.
 """

@@ -1,8 +1,8 @@
 """The engine's workers: edges over TCP and through relays, kept open by an event loop in a thread of its own.
 
-Implements `Transport`. The engine's thread calls it; sockets are served here, so that computation never delays a
-reply or a sign of life. A worker at an address is dialled again with growing, jittered delays when it goes away; behind
-relays workers come and go, and each edge is a member for as long as it lasts.
+Implements `Transport`. The engine's thread calls it; the pool's thread serves the sockets, so that computing never
+delays a reply or a ping. A worker at an address is dialled again, with growing and jittered delays, when its edge ends.
+Behind relays workers come and go: each edge is one member for as long as it lasts.
 """
 
 from __future__ import annotations
@@ -13,37 +13,50 @@ import random
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, Self
 
-from backbone.engine.swarm.measured import Measured
+from backbone.engine.swarm.measured import Measured, WorkerMeter
 from backbone.engine.swarm.placement import ReplicaMap
-from backbone.engine.swarm.worker_address import WorkerAddress
 from backbone.engine.swarm.worker_health import Health, redial_delay_s
-from backbone.engine.swarm.worker_meter import WorkerMeter
 from kvasir.edge.calls import Edge
 from kvasir.edge.tcp_edge import TcpEdge
-from kvasir.errors import EdgeError, EdgeTimeout
-from kvasir.experts import FloatRows
-from kvasir.kernels.api import EncodedRows, Pairs, RowFormat
-from kvasir.kernels.sums import RowSums
+from kvasir.errors import ConfigError, EdgeError, EdgeTimeout
 from kvasir.relay.directory import RelayDirectory
 from kvasir.relay.edge import RelayEdge
 from kvasir.relay.keeper import RelayKeeper
-from kvasir.wire.frames import Hello, ReplyType, SumOrder
+from kvasir.wire.frames import Hello
+from kvasir.wire.split import Answer, ExpertCall
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
+MAX_NAMES = 65_536  # edges whose node is remembered after they have ended
 
-MAX_NAMES = 65_536  # of edges whose node is remembered after they have ended
+
+@dataclass(frozen=True, slots=True)
+class WorkerAddress:
+    """Where a worker listens. Its text form is also the worker's id in this process."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parse HOST:PORT, with IPv6 hosts in brackets. Raises ConfigError that names the text."""
+        host, separator, port = text.rpartition(":")
+        if not separator or not host or not port.isdigit() or not 0 < int(port) < 65536:
+            raise ConfigError(f"worker address {text!r} is not HOST:PORT with a port from 1 to 65535")
+        return cls(host.strip("[]"), int(port))
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 @dataclass(slots=True)
 class _Member:
-    """One worker as the pool sees it. Written by the pool's thread, read by the engine's."""
+    """One worker of the pool. Written by the pool's thread, read by the engine's."""
 
     name: str
     meter: WorkerMeter
@@ -60,7 +73,7 @@ class _Member:
 
 
 class EdgePool:
-    """Edges to a list of addresses, and to whoever joins the relays. `start` it, give it to the dispatcher, `close` it.
+    """Edges to a list of addresses, and to the workers that join the relays. `start` it, and `close` it in the end.
 
     `relays` lists the relays to dial; `hello` then holds this backbone's token.
     """
@@ -71,22 +84,20 @@ class EdgePool:
         hello: Hello,
         *,
         relays: RelayDirectory | None = None,
-        reply: ReplyType = ReplyType.F32,
         connect_deadline_s: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self._addresses = {str(address): address for address in addresses}
-        # replaced, never changed: the engine's thread looks at it while workers come and go
+        # replaced, never changed: the engine's thread reads it while workers come and go
         self._members = {name: _Member(name, WorkerMeter(clock)) for name in self._addresses}
         self._hello = hello
-        self._hello_to_addresses = replace(hello, token="")  # the token is for relays alone
+        self._hello_to_addresses = replace(hello, token="")  # only relays receive the token
         self._relays = relays
-        self._reply = reply
         self._connect_deadline_s = connect_deadline_s
         self._clock = clock
         self._jitter = jitter
-        self._nodes = OrderedDict[str, str]()  # by member, those that left lately included
+        self._nodes = OrderedDict[str, str]()  # by member, members that left recently included
         self._coverage = ReplicaMap({})
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="kvasir-edges", daemon=True)
@@ -94,7 +105,7 @@ class EdgePool:
         self._keepers: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Dial every worker and relay; returns when each has been reached, has refused, or has failed once."""
+        """Dial every worker and relay; returns when each was reached, has refused, or has failed once."""
         self._thread.start()
         for name, address in self._addresses.items():
             tried: Future[None] = Future()
@@ -122,7 +133,7 @@ class EdgePool:
         self.close()
 
     def wait_connected(self, worker_id: str, deadline_s: float) -> None:
-        """Wait until a worker is connected. Raises EdgeTimeout with what stood in the way."""
+        """Wait until a worker is connected. Raises EdgeTimeout with the reason."""
         member = self._members[worker_id]
         if not member.connected.wait(deadline_s):
             raise EdgeTimeout(f"worker {worker_id} was not connected within {deadline_s:g} s: {member.problem}")
@@ -138,11 +149,11 @@ class EdgePool:
         return {name: member.bytes_moved() for name, member in self._members.items()}
 
     def coverage(self) -> ReplicaMap:
-        """What the connected workers hold."""
+        """Return what the connected workers hold."""
         return self._coverage
 
     def live(self) -> frozenset[str]:
-        """Connected workers that are neither paused nor left out after a failure."""
+        """Return the connected workers that are neither paused nor left out after a failure."""
         now = self._clock()
         return frozenset(
             name
@@ -151,59 +162,26 @@ class EdgePool:
         )
 
     def measurements(self) -> Mapping[str, Measured]:
-        """How fast each worker answers, and its share of the work."""
+        """Return how fast each worker answers, and its share of the work."""
         return {
             name: replace(member.meter.measured, share=member.health.share) for name, member in self._members.items()
         }
 
-    def dispatch(
-        self,
-        worker_id: str,
-        layer: int,
-        rows: EncodedRows,
-        row_format: RowFormat,
-        pair_rows: Pairs,
-        pair_ids: Pairs,
-        deadline_s: float,
-    ) -> Future[FloatRows]:
+    def dispatch(self, worker_id: str, call: ExpertCall, deadline_s: float) -> Future[Answer]:
         """Send at once; see Transport. Raises EdgeError when the worker is not connected."""
-        member, edge = self._connected(worker_id)
-        call = edge.dispatch(layer, rows, row_format, pair_rows, pair_ids, deadline_s=deadline_s, reply=self._reply)
-        return self._watched(member, len(pair_ids), rows.nbytes, call)
-
-    def dispatch_sums(
-        self,
-        worker_id: str,
-        layer: int,
-        rows: EncodedRows,
-        row_format: RowFormat,
-        pair_rows: Pairs,
-        pair_ids: Pairs,
-        order: SumOrder,
-        deadline_s: float,
-    ) -> Future[RowSums]:
-        """As `dispatch`; see SumTransport."""
-        member, edge = self._connected(worker_id)
-        call = edge.dispatch_sums(layer, rows, row_format, pair_rows, pair_ids, order, deadline_s=deadline_s)
-        return self._watched(member, len(pair_ids), rows.nbytes, call)
-
-    def _connected(self, worker_id: str) -> tuple[_Member, Edge]:
         member = self._members.get(worker_id)
         edge = member.edge if member is not None else None
         if member is None or edge is None or not self._thread.is_alive():
             problem = member.problem if member is not None else "it has left its relay"
             raise EdgeError(f"worker {worker_id} is not connected: {problem}")
-        return member, edge
-
-    def _watched(self, member: _Member, n_pairs: int, n_bytes: int, call: Coroutine[Any, Any, T]) -> Future[T]:
-        stop = member.meter.start(n_pairs, n_bytes)
-        future = asyncio.run_coroutine_threadsafe(call, self._loop)
+        stop = member.meter.start(len(call.pair_ids), call.rows.nbytes)
+        future = asyncio.run_coroutine_threadsafe(edge.dispatch(call, deadline_s), self._loop)
         future.add_done_callback(stop)
         future.add_done_callback(lambda done: self._note_success(member, done))
         return future
 
     def node_of(self, worker_id: str) -> str:
-        """The node behind a relay's edge, also after the edge has ended; whoever is no node is called by its name."""
+        """Return the node behind a relay's edge, also after the edge has ended; see Transport."""
         return self._nodes.get(worker_id, worker_id)
 
     def report(self, worker_id: str, reason: str) -> None:
@@ -217,13 +195,13 @@ class EdgePool:
             member.health = member.health.after_success()
 
     async def _dial_relays(self, directory: RelayDirectory) -> None:
-        """Follow the directory from now on; returns when every relay that is listed was tried once."""
+        """Follow the directory from now on; returns when every listed relay was tried once."""
         keeper = RelayKeeper(directory, self._hello, self._add_edge, connect_deadline_s=self._connect_deadline_s)
         self._keepers.append(self._loop.create_task(keeper.run()))
         await keeper.has_tried_all.wait()
 
     def _add_edge(self, edge: RelayEdge) -> None:
-        """A worker behind a relay is there; it is a new member, whoever it was before."""
+        """Add a worker that joined through a relay. Every edge is a new member, also of a node that was here before."""
         member = _Member(edge.address, WorkerMeter(self._clock))
         if edge.node_id:
             self._nodes[member.name] = edge.node_id
@@ -242,7 +220,7 @@ class EdgePool:
         self._keepers.append(self._loop.create_task(self._keep(member, address, tried)))
 
     async def _keep(self, member: _Member, address: WorkerAddress, tried: Future[None]) -> None:
-        """Hold one edge open for ever."""
+        """Keep one edge open until cancelled."""
         n_failures = 0
         while True:
             try:

@@ -1,7 +1,7 @@
 """The backbone's own replica: every expert of the model, mapped from its file.
 
-Computes what no live worker holds and what came back late or wrong. RAM is the page cache, so a file larger than
-memory still runs. `dispatch.dispatcher` calls it.
+It computes what no live worker holds, and what came back late or wrong. Its memory is the page cache, so a file larger
+than RAM still runs. `dispatch.dispatcher` calls it.
 """
 
 from __future__ import annotations
@@ -35,11 +35,14 @@ class ExpertStore:
 
     @property
     def card(self) -> ModelCard:
-        """The model whose experts these are."""
+        """The facts of the model whose experts these are."""
         return self._card
 
     def layer(self, layer: int) -> LoadedExperts:
-        """All experts of one MoE layer; local ids are expert ids. Raises KernelError when the kernel refuses them."""
+        """Return all experts of one MoE layer; local ids are expert ids.
+
+        Raises KernelError if the kernel refuses them.
+        """
         with self._lock:
             loaded = self._loaded.get(layer)
             if loaded is None:
@@ -48,7 +51,7 @@ class ExpertStore:
             return loaded
 
     def read_pages(self, layer: int, expert_ids: npt.NDArray[np.int32]) -> None:
-        """Touch every page of some experts, so that no row that needs one soon waits for a disk."""
+        """Touch every page of some experts, so that a row that needs one soon does not wait for the disk."""
         if not len(expert_ids):
             return
         experts = model_experts(self._index, self._card, layer)

@@ -1,16 +1,20 @@
-"""What is known of one worker's speed: moving averages over its answers, and what is under way to it now.
+"""The speed of one worker: moving averages over its answers, and what is under way to it now.
 
-Transports keep one `Measured` a worker; `replica_choice` and `deadlines` read it. Pure: every change gives a new value,
-and time comes in as seconds that passed.
+A transport keeps one `WorkerMeter` a worker; `replica_choice` and `dispatch.hedging` read its plain `Measured`.
+Time comes in as seconds that passed, or from a clock that the transport gives.
 """
 
 from __future__ import annotations
 
 import math
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from typing import Any
 
 AVERAGE_WEIGHT = 1 / 16  # of a new answer in the moving averages
-BASE_RISE = 1 / 256  # how fast the least time forgets: a network that got slower is believed in the end
+BASE_RISE = 1 / 256  # how fast the least time forgets, so that a slower network is noticed in the end
 UNKNOWN_PAIR_S = 1e-4  # of a worker that has not answered yet
 BUCKETS_PER_OCTAVE = 4
 N_BUCKETS = 40
@@ -20,12 +24,12 @@ MAX_COUNT = 1024
 
 @dataclass(frozen=True, slots=True)
 class RatioHistogram:
-    """How long answers took against what was expected, in buckets a quarter of an octave wide; old ones fade."""
+    """Ratios of an answer's time to the expected time, in buckets a quarter of an octave wide; old counts fade."""
 
     counts: tuple[int, ...] = (0,) * N_BUCKETS
 
     def with_ratio(self, ratio: float) -> RatioHistogram:
-        """One more answer; at MAX_COUNT answers all counts are halved first."""
+        """Return the histogram with one more answer; at MAX_COUNT answers all counts are halved first."""
         counts = self.counts
         if sum(counts) >= MAX_COUNT:
             counts = tuple(count // 2 for count in counts)
@@ -34,7 +38,7 @@ class RatioHistogram:
         return RatioHistogram((*counts[:bucket], counts[bucket] + 1, *counts[bucket + 1 :]))
 
     def quantile(self, share: float) -> float:
-        """A ratio that at least `share` of the answers did not exceed; 1 when there is none."""
+        """Return a ratio that at least `share` of the answers did not exceed; 1 without answers."""
         wanted, seen = share * sum(self.counts), 0
         if wanted == 0:
             return 1.0
@@ -47,9 +51,9 @@ class RatioHistogram:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """`base_s` is the least time of an answer, `pair_s` what each pair adds, both moving averages.
+    """`base_s` is the least time of an answer, `pair_s` what each pair adds; both are moving averages.
 
-    `share` is the part of the layers that the worker takes part in: below 1 after a failure, growing with success.
+    `share` is the part of the layer calls that the worker takes part in: below 1 after a failure, growing with success.
     """
 
     base_s: float = 0.0
@@ -61,11 +65,11 @@ class Measured:
     ratios: RatioHistogram = RatioHistogram()
 
     def expected_s(self, n_pairs: float) -> float:
-        """Seconds until `n_pairs` more would be answered, after all that is under way."""
+        """Return the seconds until `n_pairs` more are answered, after all that is under way."""
         return self.base_s + self.pair_s * (self.n_pairs_under_way + n_pairs)
 
     def after_sent(self, n_pairs: int, n_bytes: int) -> Measured:
-        """A dispatch is on its way."""
+        """Return the value after a dispatch was sent."""
         return replace(
             self,
             n_pairs_under_way=self.n_pairs_under_way + n_pairs,
@@ -73,11 +77,11 @@ class Measured:
         )
 
     def after_end(self, n_pairs: int, n_bytes: int) -> Measured:
-        """A dispatch is no longer under way, whatever became of it."""
+        """Return the value after a dispatch ended, with an answer or without."""
         return self.after_sent(-n_pairs, -n_bytes)
 
     def after_answer(self, n_pairs_ahead: int, seconds: float, expected_s: float) -> Measured:
-        """An answer came, late or not.
+        """Return the value after an answer, late or not.
 
         `n_pairs_ahead` were under way when it was sent, its own included; `expected_s` is what was expected then.
         """
@@ -97,3 +101,38 @@ class Measured:
 
 
 UNMEASURED = Measured()
+
+
+class WorkerMeter:
+    """Measures one worker. The engine's thread and the transport's may call it; it knows neither edges nor health."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._measured = UNMEASURED
+
+    @property
+    def measured(self) -> Measured:
+        """The worker's speed now; never waits for the lock."""
+        return self._measured
+
+    def start(self, n_pairs: int, n_bytes: int) -> Callable[[Future[Any]], None]:
+        """Count a dispatch; returns a callable to call when it ends. Only a result counts as an answer.
+
+        Call this before the dispatch is sent: on a busy machine the answer may arrive before the sending thread runs
+        again, and an answer that seems to take no time would make all later deadlines too short.
+        """
+        with self._lock:
+            expected_s = self._measured.expected_s(n_pairs)
+            self._measured = self._measured.after_sent(n_pairs, n_bytes)
+            n_pairs_ahead = self._measured.n_pairs_under_way
+        sent_at = self._clock()
+
+        def stop(done: Future[Any]) -> None:
+            seconds = self._clock() - sent_at
+            with self._lock:
+                self._measured = self._measured.after_end(n_pairs, n_bytes)
+                if not done.cancelled() and done.exception() is None:
+                    self._measured = self._measured.after_answer(n_pairs_ahead, seconds, expected_s)
+
+        return stop

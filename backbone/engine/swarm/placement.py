@@ -1,7 +1,7 @@
-"""Which worker computes which routed pair: pure functions over a coverage snapshot and measurements.
+"""Which worker computes which routed pair: pure functions over a replica map and measurements.
 
 `dispatch.dispatcher` calls this once a MoE layer, and again for a batch whose worker is late. Nothing here knows
-sockets, clocks or tensors' values beyond expert ids; the same inputs always give the same placement.
+sockets, clocks or values other than expert ids; the same inputs always give the same placement.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ReplicaMap:
 
     @staticmethod
     def build(coverage: Mapping[str, Iterable[ExpertRange]]) -> ReplicaMap:
-        """From what each worker holds. A worker's local ids count through its ranges of a layer in ascending order."""
+        """Build the map from each worker's ranges. Local ids count through a layer's ranges in ascending order."""
         found: dict[tuple[int, int], list[Replica]] = {}
         held = {worker_id: tuple(sorted(coverage[worker_id])) for worker_id in sorted(coverage)}
         for worker_id, ranges in held.items():
@@ -55,7 +55,7 @@ class ReplicaMap:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DispatchBatch:
-    """The pairs of one layer that one worker computes. Each row is sent once, however many experts it needs."""
+    """The pairs of one layer that one worker computes. Each row is sent once, also when it needs several experts."""
 
     worker_id: str
     rows: IntArray  # [n_rows] row numbers in the batch, ascending
@@ -66,11 +66,11 @@ class DispatchBatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Placement:
-    """Everything that is to be computed in one layer: by workers, and by the backbone's own replica."""
+    """Everything to compute in one layer: by workers, and by the backbone's own replica."""
 
     batches: tuple[DispatchBatch, ...]
-    hot_slots: IntArray  # [n_pairs] flat indices of experts that are to be computed here
-    fallback_slots: IntArray  # [n_pairs] flat indices that no live worker holds
+    hot_slots: IntArray  # [n_pairs] flat indices of pairs of hot experts, computed here
+    fallback_slots: IntArray  # [n_pairs] flat indices of pairs whose expert no live worker holds
 
 
 def place(
@@ -85,10 +85,10 @@ def place(
 ) -> Placement:
     """Assign every routed pair of a layer; expert_ids [T, n_used]. `hot` experts go to no worker.
 
-    All pairs of an expert go to one replica, so that its weights are read once; of two replicas, which its number and
-    the `turn` draw, the one that is expected to answer first wins, what it was given in this layer included, then
-    the smallest worker id. A pair whose row goes to the worker anyway counts half: its bytes are on the way already.
-    Without measurements the winner is the one with the least to do of all. Busy experts are placed first.
+    All pairs of an expert go to one replica, so that its weights are read once. The expert's number and the `turn` draw
+    two replicas; the one that is expected to answer first wins, including what it was given in this layer already, and
+    among equals the smallest worker id. A pair whose row goes to the worker anyway counts half: its bytes are on the
+    way already. Without measurements the replica with the fewest pairs wins. The busiest experts are placed first.
     """
     flat: list[int] = expert_ids.reshape(-1).tolist()
     if not live and not hot:
@@ -125,9 +125,9 @@ def place_again(
     live: Collection[str],
     measured: Mapping[str, Measured] = NOT_MEASURED,
 ) -> DispatchBatch | None:
-    """The same batch for another live worker that holds all of its experts; None when there is none.
+    """Return the same batch for another live worker that holds all of its experts, or None.
 
-    `expert_ids` [T, n_used] are the layer's, as they were placed first.
+    `expert_ids` [T, n_used] are the layer's, as in the first placement.
     """
     wanted = expert_ids.reshape(-1)[batch.pair_slots].tolist()
     local_ids: dict[str, dict[int, int]] = {}
@@ -144,7 +144,7 @@ def place_again(
 
 
 def _row_sets(expert_ids: Sequence[int], n_used: int) -> dict[int, int]:
-    """The rows of each expert, as bits of a number."""
+    """Return the rows of each expert, as bits of an integer."""
     rows: dict[int, int] = {}
     for slot, expert_id in enumerate(expert_ids):
         rows[expert_id] = rows.get(expert_id, 0) | 1 << slot // n_used
@@ -152,7 +152,7 @@ def _row_sets(expert_ids: Sequence[int], n_used: int) -> dict[int, int]:
 
 
 def _group(expert_ids: Sequence[int], n_used: int, owner: Mapping[int, Replica], hot: Collection[int]) -> Placement:
-    """Pairs by worker, ascending by row and selection: a frame's layout is a function of its content."""
+    """Group pairs by worker, ascending by row and selection, so that equal content gives equal frames."""
     computed_here: list[int] = []
     fallback: list[int] = []
     slots: dict[str, list[int]] = {}
@@ -172,7 +172,7 @@ def _group(expert_ids: Sequence[int], n_used: int, owner: Mapping[int, Replica],
 
 
 def _batch(worker_id: str, slots: Sequence[int], n_used: int, local_ids: Sequence[int]) -> DispatchBatch:
-    """One worker's pairs; slots ascend, so the pairs of a row stand together."""
+    """Return one worker's batch. Slots ascend, so the pairs of a row are adjacent."""
     pair_slots = np.array(slots, np.int32)
     row_of_pair = pair_slots // n_used
     is_first = np.ones(len(slots), np.bool_)

@@ -1,7 +1,7 @@
-"""Which replica of an expert computes: pure rules over what was measured of the workers.
+"""Which replica of an expert computes: pure rules over the workers' measurements.
 
-`placement` asks for each expert of a layer, the busiest first; `dispatch.dispatcher` for a second worker when the first
-is late.
+`placement` calls them for each expert of a layer, the busiest first, and for a second worker when the first is late.
+`dispatch.dispatcher` asks which workers take part in a layer call.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from dataclasses import replace
 from backbone.engine.swarm.measured import UNMEASURED, Measured
 
 PROBE_EVERY = 509  # layer calls; a prime, so that probes fall on all layers
-GOLDEN = 0.6180339887498949  # multiples of it, modulo 1, are spread evenly whatever their stride
+GOLDEN = 0.6180339887498949  # multiples of it, modulo 1, are spread evenly for every stride
 
 
 def least_expected(
     worker_ids: Iterable[str], load: Mapping[str, float], measured: Mapping[str, Measured], n_pairs: int
 ) -> str:
-    """The worker that would answer first, of at least one; the smallest id among equals.
+    """Return the worker that is expected to answer first; among equals the smallest id. At least one is needed.
 
-    `load` are the pairs that it was given in this layer already; what is under way to it is part of `measured`. A
-    worker without measurements is taken for a near and fast one, so that it gets measured.
+    `load` are the pairs that a worker was given in this layer already; `measured` includes what is under way to it. A
+    worker without measurements counts as near and fast, so that it gets measured.
     """
 
     def rank(worker_id: str) -> tuple[float, str]:
@@ -39,10 +39,10 @@ def sooner_of_two(
     n_pairs: int,
     call: tuple[int, int, int],
 ) -> str:
-    """Of two workers drawn by the call (layer, expert, turn) the one that would answer first; see `least_expected`.
+    """Return the sooner of two workers, which the call (layer, expert, turn) draws; see `least_expected`.
 
-    Measurements are a little old, and other backbones have theirs: who always takes the best of all meets everybody
-    there. One that was not measured yet is always drawn beside the two, so that new and probed workers get their turn.
+    Measurements are a little old, and other backbones choose by similar ones: if all took the best worker, they would
+    overload it. Workers without measurements are always drawn beside the two, so that new and probed ones get work.
     """
     names = list(worker_ids)
     if len(names) > 2:
@@ -55,9 +55,9 @@ def sooner_of_two(
 
 
 def taking_part(live: Collection[str], measured: Mapping[str, Measured], turn: int) -> Collection[str]:
-    """The live workers that may be given work in layer call number `turn`.
+    """Return the live workers that may be given work in layer call number `turn`.
 
-    A worker that is being let back in takes part in its share of the calls, evenly spread over the layers.
+    A worker that returns after a failure takes part in its share of the calls, evenly spread over the layers.
     """
     if all(measured.get(worker_id, UNMEASURED).share >= 1.0 for worker_id in live):
         return live
@@ -65,9 +65,9 @@ def taking_part(live: Collection[str], measured: Mapping[str, Measured], turn: i
 
 
 def with_probe(live: Collection[str], measured: Mapping[str, Measured], turn: int) -> Mapping[str, Measured]:
-    """Measurements for layer call number `turn`: once in a while one worker, by turns, counts as not yet measured.
+    """Return the measurements for layer call number `turn`: every PROBE_EVERY calls one worker counts as unmeasured.
 
-    Otherwise one that was slow once would never be asked again, and never be found to be fast.
+    Otherwise a worker that was slow once would never be asked again, even when it has become fast.
     """
     if turn % PROBE_EVERY or len(live) < 2:
         return measured
@@ -77,12 +77,12 @@ def with_probe(live: Collection[str], measured: Mapping[str, Measured], turn: in
 
 
 def _turn_of(worker_id: str, turn: int) -> float:
-    """A number from 0 to 1 that walks evenly through the turns, another way for each worker."""
+    """Return a number from 0 to 1, evenly spread over the turns, with another offset for each worker."""
     return (turn * GOLDEN + zlib.crc32(worker_id.encode()) / 2**32) % 1.0
 
 
 def _mixed(numbers: Iterable[int]) -> int:
-    """A number of 32 bits that looks random, the same for the same numbers."""
+    """Return a 32-bit hash of some numbers."""
     mixed = 0
     for number in numbers:
         mixed = (mixed ^ number) * 0x9E3779B1 & 0xFFFFFFFF

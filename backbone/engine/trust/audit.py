@@ -16,11 +16,10 @@ import numpy as np
 
 from backbone.engine.swarm.expert_store import ExpertStore
 from backbone.engine.swarm.placement import IntArray
-from backbone.engine.swarm.reply_format import ReplyFormat, round_replies
-from kvasir.experts import FloatRows
 from kvasir.kernels.api import EncodedRows, RowFormat
-from kvasir.kernels.sums import RowSums, sum_outputs
+from kvasir.kernels.sums import sum_outputs
 from kvasir.wire.frames import SumOrder
+from kvasir.wire.split import Answer
 
 KEY_BYTES = 32
 MAX_ANSWERS = 4096  # of each node
@@ -30,12 +29,9 @@ FLOAT_TOLERANCE = 1e-3  # of the largest value of a row
 FLOAT_MIN_COSINE = 0.9999
 
 
-Answer = FloatRows | RowSums  # one output a pair [n_pairs, d_model], or one row of sums a row [n_rows, d_model]
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Reply:
-    """Some pairs of a layer and a worker's answer for them, rounded as on the wire.
+    """Some pairs of a layer and what a worker answered for them.
 
     With an `order` the answer is sums: then each row comes with all of its pairs that were sent to the worker.
     """
@@ -100,9 +96,8 @@ class Evidence:
 class Judge:
     """Recompute answers on the backbone's own replica."""
 
-    def __init__(self, store: ExpertStore, reply_format: ReplyFormat = ReplyFormat.F32) -> None:
+    def __init__(self, store: ExpertStore) -> None:
         self._store = store
-        self._reply_format = reply_format
         self._is_exact = store.kernel.row_format is RowFormat.KX1
 
     def right_outputs(self, reply: Reply) -> Answer:
@@ -110,7 +105,7 @@ class Judge:
         computed = self._store.layer(reply.layer).compute(reply.rows, reply.pair_rows, reply.expert_ids)
         if reply.order is not None:
             return sum_outputs(computed, reply.order.weights, reply.pair_rows, reply.order.exponents)
-        return round_replies(computed, self._reply_format)
+        return computed
 
     def wrong_pairs(self, reply: Reply, right: Answer) -> IntArray:
         """Return the indices of the pairs whose outputs are wrong; for a row whose sums are wrong, all its pairs."""

@@ -17,7 +17,6 @@ import numpy as np
 
 from backbone.engine.swarm.expert_store import ExpertStore
 from backbone.engine.swarm.placement import IntArray, ReplicaMap
-from backbone.engine.swarm.reply_format import ReplyFormat, round_replies
 from backbone.engine.swarm.transport import Transport
 from backbone.engine.trust.audit import Reply, SecretDraws
 from backbone.engine.trust.background import Background
@@ -25,6 +24,7 @@ from backbone.engine.trust.book import TrustBook
 from kvasir.errors import EdgeError, KernelError
 from kvasir.experts import ExpertRange
 from kvasir.kernels.api import EncodedRows
+from kvasir.wire.split import ExpertCall
 
 logger = logging.getLogger(__name__)
 
@@ -37,22 +37,13 @@ RETRY_S = 5.0
 Held = tuple[ExpertRange, ...]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class WorkerAccess:
-    """The way to workers: the transport, the format of their replies, and the node of each worker."""
-
-    transport: Transport
-    reply_format: ReplyFormat = ReplyFormat.F32
-    node_of: Callable[[str], str] = lambda worker_id: worker_id
-
-
 class EntryTests:
     """The workers that passed, each with the ranges that it held then, and the tests under way."""
 
     def __init__(
         self,
         store: ExpertStore,
-        workers: WorkerAccess,
+        transport: Transport,
         book: TrustBook,
         draws: SecretDraws,
         judge: Callable[[Reply], bool],
@@ -60,10 +51,11 @@ class EntryTests:
     ) -> None:
         """`judge` returns whether a reply is right, and changes the worker's trust."""
         self._store = store
-        self._workers = workers
+        self._transport = transport
         self._book = book
         self._draws = draws
         self._judge = judge
+        self._node_of = transport.node_of
         self._clock = clock
         self._lock = threading.Lock()
         self._passed: dict[str, Held] = {}
@@ -75,7 +67,7 @@ class EntryTests:
 
     def passed(self, live: frozenset[str]) -> frozenset[str]:
         """Return the live workers that may serve, and start a test for each of the others that is due for one."""
-        coverage = self._workers.transport.coverage()
+        coverage = self._transport.coverage()
         if coverage is not self._coverage:
             self._drop_changed(coverage)
         for worker_id in live - self._names:
@@ -84,7 +76,7 @@ class EntryTests:
 
     def expel(self, node_id: str) -> None:
         """Withdraw the right to serve from a node's workers."""
-        node_of = self._workers.node_of
+        node_of = self._node_of
         with self._lock:
             self._keep({name: held for name, held in self._passed.items() if node_of(name) != node_id})
 
@@ -123,8 +115,8 @@ class EntryTests:
     def _test(self, worker_id: str) -> None:
         held: Held = ()
         try:
-            self._book.load(self._workers.node_of(worker_id))
-            coverage = self._workers.transport.coverage()
+            self._book.load(self._node_of(worker_id))
+            coverage = self._transport.coverage()
             held = coverage.held.get(worker_id, ())
             has_passed = not self._is_quarantined(worker_id) and self._passes(worker_id, coverage)
         except (EdgeError, KernelError) as error:
@@ -138,12 +130,13 @@ class EntryTests:
                 self._retry_at[worker_id] = self._clock() + RETRY_S
 
     def _is_quarantined(self, worker_id: str) -> bool:
-        return self._book.state(self._workers.node_of(worker_id)).quarantined
+        return self._book.state(self._node_of(worker_id)).quarantined
 
     def _passes(self, worker_id: str, coverage: ReplicaMap) -> bool:
         questions = make_questions(self._store, coverage, worker_id, self._draws.generator())
-        for reply in ask(questions, worker_id, self._workers, self._store, TEST_DEADLINE_S):
-            if self._workers.transport.coverage().held.get(worker_id) != coverage.held.get(worker_id):
+        replies = ask(questions, worker_id, self._transport, self._store, TEST_DEADLINE_S)
+        for reply in replies:
+            if self._transport.coverage().held.get(worker_id) != coverage.held.get(worker_id):
                 raise EdgeError("its ranges changed meanwhile")  # its local ids may mean other experts now
             if not self._judge(reply):
                 return False
@@ -185,26 +178,17 @@ def make_questions(
 
 
 def ask(
-    questions: tuple[Question, ...], worker_id: str, workers: WorkerAccess, store: ExpertStore, deadline_s: float
+    questions: tuple[Question, ...], worker_id: str, transport: Transport, store: ExpertStore, deadline_s: float
 ) -> Iterator[Reply]:
     """Send all questions and yield the replies. Raises EdgeError when one does not come, for any reason."""
     asked = []
     for question in questions:
         pair_rows = np.zeros(len(question.local_ids), np.int32)
-        asked.append(
-            workers.transport.dispatch(
-                worker_id,
-                question.layer,
-                question.row,
-                store.kernel.row_format,
-                pair_rows,
-                question.local_ids,
-                deadline_s,
-            )
-        )
+        call = ExpertCall(question.layer, question.row, store.kernel.row_format, pair_rows, question.local_ids)
+        asked.append(transport.dispatch(worker_id, call, deadline_s))
     for question, future in zip(questions, asked, strict=True):
         try:
-            outputs = round_replies(future.result(deadline_s + 2.0), workers.reply_format)
+            outputs = future.result(deadline_s + 2.0)
         except (TimeoutError, CancelledError) as error:
             raise EdgeError(f"worker {worker_id}: its entry test was not answered") from error
         pair_rows = np.zeros(len(question.expert_ids), np.int32)

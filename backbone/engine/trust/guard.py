@@ -20,10 +20,11 @@ import numpy.typing as npt
 
 from backbone.engine.swarm.expert_store import ExpertStore
 from backbone.engine.swarm.placement import IntArray
-from backbone.engine.trust.audit import Answer, Evidence, Judge, ReplayMemory, Reply, SecretDraws
+from backbone.engine.swarm.transport import Transport
+from backbone.engine.trust.audit import Evidence, Judge, ReplayMemory, Reply, SecretDraws
 from backbone.engine.trust.background import Background
 from backbone.engine.trust.book import Forgetful, TrustBook, TrustKeeper
-from backbone.engine.trust.entry_tests import EntryTests, WorkerAccess
+from backbone.engine.trust.entry_tests import EntryTests
 from backbone.engine.trust.exposure import ExposureBook, Flagged
 from backbone.engine.trust.receipts import ReceiptBook, work_by_range
 from backbone.engine.trust.standing import (
@@ -36,6 +37,7 @@ from backbone.engine.trust.standing import (
 )
 from kvasir.errors import KernelError
 from kvasir.experts import ExpertRange
+from kvasir.wire.split import Answer
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +74,7 @@ class WorkGuard:
     def __init__(
         self,
         store: ExpertStore,
-        workers: WorkerAccess,
+        transport: Transport,
         *,
         key: bytes,
         policy: TrustPolicy | None = None,
@@ -83,25 +85,24 @@ class WorkGuard:
     ) -> None:
         """`key` has 32 secret bytes; `is_strict` confirms every worker's answers before use; `now` gives unix seconds.
 
-        `on_lie` is called by the thread that found the lie, and must not block. Trust, receipts and evidence belong to
-        the node of a worker (`workers.node_of`).
+        `on_lie` is called by the thread that found the lie; it must not block. Trust, receipts and evidence belong to
+        the node that the transport names for a worker. `now` gives unix seconds.
         """
         self.book = TrustBook(policy or TrustPolicy(), keeper or Forgetful())
         self.receipts = ReceiptBook(store.card.fingerprint)
         self.exposures = ExposureBook()
         self.counters = GuardCounters()
-        self.reply_format = workers.reply_format
-        self._transport = workers.transport
-        self._judge = Judge(store, workers.reply_format)
+        self._transport = transport
+        self._judge = Judge(store)
         self._draws = SecretDraws(key)
         self._replays = ReplayMemory()
         self._is_strict = is_strict
         self._on_lie = on_lie
-        self._node_of = workers.node_of
+        self._node_of = transport.node_of
         self._now = now
         self._lock = threading.Lock()
         self._audits = Background("kvasir-audit", MAX_SAMPLES_WAITING)
-        self._entry = EntryTests(store, workers, self.book, self._draws, self._judge_entry)
+        self._entry = EntryTests(store, transport, self.book, self._draws, self._judge_entry)
 
     def close(self) -> None:
         """Finish waiting checks, settle all receipts and save the trust states; receipts can still be drained after.

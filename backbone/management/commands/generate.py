@@ -10,16 +10,13 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
-from backbone.engine.serving.loaded_model import Dense, KernelChoice, LoadedModel
+from backbone.engine.serving.loaded_model import Arithmetic, Dense, KernelChoice, LoadedModel
 from backbone.engine.serving.sum_calibration import calibrate
-from backbone.engine.swarm.edge_pool import EdgePool
-from backbone.engine.swarm.reply_format import ReplyFormat
+from backbone.engine.swarm.edge_pool import EdgePool, WorkerAddress
 from backbone.engine.swarm.transport import NoWorkers
-from backbone.engine.swarm.worker_address import WorkerAddress
 from backbone.management.generation import DispatchSettings, first_difference, generate, summary_lines
 from backbone.sampling_params import SamplingParams
 from kvasir.errors import KvasirError
-from kvasir.wire.frames import ReplyType
 
 _HELP = """
 Print generated text token by token. Experts held by a --worker are computed there; all others, and those whose
@@ -61,9 +58,9 @@ class Command(BaseCommand):
         )
         parser.add_argument(
             "--reply",
-            choices=list(ReplyFormat),
-            default=ReplyFormat.F32,
-            help="format of workers' replies: exact, half precision, or sums in integers",
+            choices=["f32", "sum"],
+            default="f32",
+            help="workers' replies: one output for each expert, or summed to one row of integers",
         )
         parser.add_argument(
             "--dense",
@@ -92,19 +89,16 @@ class Command(BaseCommand):
             temperature=options["temperature"], top_p=options["top_p"], seed=seed, max_tokens=options["max_tokens"]
         )
         addresses = [WorkerAddress.parse(text) for text in options["worker"]]
-        reply_format = ReplyFormat(options["reply"])
         with LoadedModel.open(
             options["model"],
             n_slot=1,
-            dense=Dense(options["dense"]),
-            kernel=KernelChoice(options["kernel"]),
+            arithmetic=Arithmetic(Dense(options["dense"]), kernel=KernelChoice(options["kernel"])),
             n_threads=options["threads"],
         ) as loaded:
             prompts = [loaded.tokenizer.encode(options["prompt"], add_special=True, parse_special=False)]
-            sum_scale = calibrate(loaded) if reply_format is ReplyFormat.SUM else None
-            dispatch = DispatchSettings(options["deadline"], reply_format, sum_scale)
-            reply = ReplyType.F16 if reply_format is ReplyFormat.F16 else ReplyType.F32
-            with EdgePool(addresses, loaded.hello(), reply=reply) as pool:
+            sum_scale = calibrate(loaded) if options["reply"] == "sum" else None
+            dispatch = DispatchSettings(options["deadline"], sum_scale)
+            with EdgePool(addresses, loaded.hello()) as pool:
                 for name, problem in pool.problems.items():
                     self.stderr.write(self.style.WARNING(f"worker {name} is not used: {problem}"))
                 self.stdout.write(options["prompt"], ending="")

@@ -20,6 +20,7 @@ from backbone.engine.dispatch.call_samples import CallSamples
 from backbone.engine.dispatch.co_activation import order_experts
 from backbone.engine.dispatch.dispatcher import ExpertDispatcher
 from backbone.engine.model.batch import Batch, SlotTokens
+from backbone.engine.ops.interface import Routing
 from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.swarm.transport import NoWorkers
 from kvasir.errors import KvasirError
@@ -36,10 +37,10 @@ class Sampling:
         self.samples = CallSamples(card.n_layer, card.n_expert, n_kept=1, every=1, most_rows=WINDOW)
         self._dispatcher = ExpertDispatcher(loaded.store, NoWorkers())
 
-    def submit(self, layer: int, rows: torch.Tensor, expert_ids: torch.Tensor) -> Awaitable[torch.Tensor]:
+    def submit(self, layer: int, rows: torch.Tensor, routing: Routing) -> Awaitable[torch.Tensor]:
         """See ExpertCaller."""
-        self.samples.add(layer, expert_ids.numpy().astype(np.int32))
-        return self._dispatcher.submit(layer, rows, expert_ids)
+        self.samples.add(layer, routing.expert_ids.numpy().astype(np.int32))
+        return self._dispatcher.submit(layer, rows, routing)
 
 
 class Command(BaseCommand):
