@@ -10,8 +10,7 @@ import os
 from dataclasses import dataclass
 
 from kvasir.errors import ConfigError, KernelError
-from kvasir.kernels.api import ExpertKernel
-from kvasir.kernels.fingerprint import KX1_NAME
+from kvasir.kernels.api import KX1_NAME, ExpertKernel
 
 BACKENDS = ("cpu", "gpu", "auto")
 SOFTWARE_VARIABLE = "KVASIR_SOFTWARE_GPU"

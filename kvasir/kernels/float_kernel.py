@@ -21,9 +21,8 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from kvasir.errors import KernelError
 from kvasir.experts import FloatRows, LayerExperts, WeightMatrix
-from kvasir.kernels.api import EncodedRows, Floats, Pairs, RowFormat
+from kvasir.kernels.api import FLOAT_NAME, FLOAT_VERSION, EncodedRows, Floats, Pairs, RowFormat, kernel_fingerprint
 from kvasir.kernels.checks import check_encoded_rows, check_finite, check_float_rows, check_pairs, check_range
-from kvasir.kernels.fingerprint import FLOAT_NAME, FLOAT_VERSION, kernel_fingerprint
 from kvasir.kernels.rowops import RowOps, row_ops
 from kvasir.kernels.selftest import self_test
 

@@ -12,9 +12,8 @@ from functools import cache
 
 from kvasir.errors import ConfigError, KernelError
 from kvasir.experts import LayerExperts
-from kvasir.kernels.api import ExpertKernel
+from kvasir.kernels.api import FLOAT_NAME, KX1_NAME, ExpertKernel
 from kvasir.kernels.backend import CPU, Backend, on_backend
-from kvasir.kernels.fingerprint import FLOAT_NAME, KX1_NAME
 from kvasir.kernels.isa import NUMPY, wanted_isa
 
 logger = logging.getLogger(__name__)
@@ -53,7 +52,7 @@ def _make_kx1(isa: str | None, n_threads: int | None) -> ExpertKernel:
     from kvasir.kernels import native
 
     if isa == NUMPY or (isa is None and not native.available()):
-        from kvasir.kernels.oracle import NumpyKX1Kernel
+        from kvasir.kernels.oracle.kernel import NumpyKX1Kernel
 
         if isa is None:
             logger.warning(

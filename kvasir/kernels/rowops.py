@@ -196,7 +196,7 @@ class NativeRowOps:
 def row_ops(n_threads: int | None = None) -> RowOps:
     """The float kernel's row operations: in C when the library is built and KVASIR_ISA is not "numpy"."""
     if wanted_isa() == NUMPY or not native.available():
-        from kvasir.kernels.rowops_numpy import NumpyRowOps
+        from kvasir.kernels.oracle.rowops import NumpyRowOps
 
         return NumpyRowOps()
     return NativeRowOps(n_threads=n_threads)

@@ -14,8 +14,7 @@ from gguf import GGMLQuantizationType as Quant
 
 from kvasir.errors import KernelError
 from kvasir.experts import ExpertStack, FloatRows, LayerExperts
-from kvasir.kernels.api import EncodedRows, ExpertKernel, LoadedExperts, RowFormat
-from kvasir.kernels.fingerprint import FLOAT_NAME, KX1_NAME
+from kvasir.kernels.api import FLOAT_NAME, KX1_NAME, EncodedRows, ExpertKernel, LoadedExperts, RowFormat
 from kvasir.kernels.selftest_digests import FROZEN_DIGESTS
 from kvasir.kernels.selftest_inputs import (
     WeightKind,

@@ -11,10 +11,11 @@ import numpy.typing as npt
 
 from kvasir.errors import KernelError
 from kvasir.experts import FloatRows
-from kvasir.kernels import native, sums_oracle
+from kvasir.kernels import native
 from kvasir.kernels.api import Pairs
 from kvasir.kernels.memory_pool import POOL
 from kvasir.kernels.native import address
+from kvasir.kernels.oracle import sums as sums_oracle
 
 BLOCK = 256
 LIMIT = 1 << 26  # of one pair's integer

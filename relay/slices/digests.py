@@ -15,10 +15,9 @@ from pathlib import Path
 
 from kvasir.errors import SliceError
 from kvasir.experts import ExpertRange
-from kvasir.slicing.expert_places import digest_places, expert_places
-from kvasir.slicing.expert_tensors import find_expert_tensors
-from kvasir.slicing.manifest import ExpertDigest, ExpertKey, Manifest
-from kvasir.slicing.slice_plan import SlicePlan
+from kvasir.slicing.expert_tensors import expert_places, find_expert_tensors
+from kvasir.slicing.manifest import ExpertDigest, ExpertKey, Manifest, digest_places
+from kvasir.slicing.slices import SlicePlan
 from relay.slices.planning import OpenModel, PlannedSlice
 
 log = logging.getLogger(__name__)

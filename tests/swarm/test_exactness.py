@@ -26,7 +26,7 @@ from backbone.management.generation import DispatchSettings, Generation, first_d
 from kvasir.kernels.api import ExpertKernel
 from kvasir.kernels.kx1 import KX1Kernel
 from kvasir.kernels.native import NativeLibrary, load
-from kvasir.kernels.oracle import NumpyKX1Kernel
+from kvasir.kernels.oracle.kernel import NumpyKX1Kernel
 from kvasir.wire.frames import ReplyType
 from kvasir.worker.serving.holdings import Holdings, open_holdings
 from tests.oracles.tiny_gguf import TinyModel, write_tiny

@@ -15,7 +15,7 @@ from kvasir.kernels import float_kernel, native, registry
 from kvasir.kernels.float_kernel import FloatKernel
 from kvasir.kernels.isa import NATIVE_ISAS, wanted_isa
 from kvasir.kernels.kx1 import KX1Kernel
-from kvasir.kernels.oracle import NumpyKX1Kernel
+from kvasir.kernels.oracle.kernel import NumpyKX1Kernel
 
 
 @pytest.fixture(autouse=True)

@@ -24,9 +24,9 @@ from backbone.engine.ops.rope import RopeTable
 from kvasir.errors import KernelError
 from kvasir.experts import WeightMatrix
 from kvasir.kernels import native
-from kvasir.kernels.checks import check_finite
+from kvasir.kernels.checks import check_finite, kx1_matrix_refusal
 from kvasir.kernels.float_kernel import dequantised
-from kvasir.kernels.kx1 import KX1Kernel, KX1Matrix, matrix_refusal
+from kvasir.kernels.kx1 import KX1Kernel, KX1Matrix
 from kvasir.kernels.native import address
 from kvasir.kernels.rowops import NativeRowOps, checked_segments
 
@@ -68,7 +68,7 @@ class StableOps:
 
         In a Q8_0 matrix the weights are so near that KX1's rounding of the rows would be most of the error.
         """
-        if matrix_refusal(matrix) is not None:
+        if kx1_matrix_refusal(matrix) is not None:
             return Linear(matrix.n_in, matrix.n_out, _weights(matrix), bias)
         n_terms = 2 if matrix.quant_type is GGMLQuantizationType.Q8_0 else 1
         return Linear(matrix.n_in, matrix.n_out, self._kx1.prepare(matrix, n_terms), bias)

@@ -19,9 +19,8 @@ import numpy.typing as npt
 
 from kvasir.errors import KernelError
 from kvasir.experts import FloatRows, LayerExperts
-from kvasir.kernels.api import EncodedRows, ExpertKernel, Pairs, RowFormat
+from kvasir.kernels.api import KX1_NAME, KX1_VERSION, EncodedRows, ExpertKernel, Pairs, RowFormat, kernel_fingerprint
 from kvasir.kernels.checks import check_encoded_rows, check_packed_rows, check_pairs, check_range
-from kvasir.kernels.fingerprint import KX1_NAME, KX1_VERSION, kernel_fingerprint
 from kvasir.kernels.gpu.call import SlotSet
 from kvasir.kernels.gpu.device import GpuDevice, GpuError
 from kvasir.kernels.gpu.shaders import ROW_PROGRAMS, Program, matrix_programs

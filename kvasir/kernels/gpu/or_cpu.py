@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 
 from kvasir.errors import KernelError
 from kvasir.experts import FloatRows, LayerExperts
-from kvasir.kernels.api import EncodedRows, ExpertKernel, LoadedExperts, Pairs, RowFormat
-from kvasir.kernels.fingerprint import KX1_NAME
+from kvasir.kernels.api import KX1_NAME, EncodedRows, ExpertKernel, LoadedExperts, Pairs, RowFormat
 from kvasir.kernels.gpu.device import GpuError
 from kvasir.kernels.gpu.kernel import GpuKX1Kernel
 from kvasir.kernels.gpu.tunables import seconds_of_call

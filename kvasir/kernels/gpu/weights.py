@@ -17,7 +17,7 @@ from kvasir.experts import LayerExperts, WeightMatrix
 from kvasir.kernels.gpu.device import GpuDevice, GpuError
 from kvasir.kernels.gpu.space import ArenaSpace, Piece
 from kvasir.kernels.gpu.tables import PlacedExpert, PlacedMatrix
-from kvasir.kernels.oracle_weights import weight_exponent
+from kvasir.kernels.oracle.weights import weight_exponent
 
 LEAST_ARENA_BYTES = 16 * 1024 * 1024
 MATRIX_ALIGNMENT = 16

@@ -1,6 +1,6 @@
 /**
  * What a slice holds and where: each expert's matrices as places in the file, in the order of its digest.
- * Twin of kvasir/slicing/slice_file.py, expert_tensors.py and expert_places.py. `slices/repair.js` hashes these places,
+ * Twin of kvasir/slicing/slice_file.py, expert_tensors.py and manifest.py. `slices/repair.js` hashes these places,
  * `holdings.js` loads them into a kernel. What the metadata says is compared with the tensors first.
  */
 

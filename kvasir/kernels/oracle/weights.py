@@ -14,7 +14,7 @@ from gguf import GGMLQuantizationType
 
 from kvasir.errors import KernelError
 from kvasir.experts import WeightMatrix
-from kvasir.kernels.oracle_rows import BLOCK, N_SUB_BLOCKS
+from kvasir.kernels.oracle.rows import BLOCK, N_SUB_BLOCKS
 
 Bytes = npt.NDArray[np.uint8]
 I64 = npt.NDArray[np.int64]

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvasir.experts import FloatRows, WeightMatrix
-from kvasir.kernels.oracle_rows import (
+from kvasir.kernels.oracle.rows import (
     BLOCK,
     HIDDEN_BIT,
     LARGEST_EXPONENT,
@@ -23,7 +23,7 @@ from kvasir.kernels.oracle_rows import (
     QuantisedRows,
     quantise,
 )
-from kvasir.kernels.oracle_weights import IntegerWeights, integer_weights, weight_exponent
+from kvasir.kernels.oracle.weights import IntegerWeights, integer_weights, weight_exponent
 
 I64 = npt.NDArray[np.int64]
 U32 = npt.NDArray[np.uint32]

@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from kvasir.errors import KernelError
 from kvasir.experts import FloatRows
-from kvasir.kernels.oracle_rows import BLOCK, HIDDEN_BIT, MANTISSA
-from kvasir.kernels.oracle_steps import round_output
+from kvasir.kernels.oracle.rows import BLOCK, HIDDEN_BIT, MANTISSA
+from kvasir.kernels.oracle.steps import round_output
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
