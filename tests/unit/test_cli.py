@@ -71,7 +71,7 @@ def test_slice_manifest_inspect_verify(tmp_path: Path, capsys: pytest.CaptureFix
     assert main(["inspect", str(out), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["ranges"] == [[0, 0, 2], [1, 0, 2], [1, 4, 5], [2, 0, 2]]
     assert main(command) == 2
-    assert "exists already" in capsys.readouterr().err
+    assert "exists; choose another name" in capsys.readouterr().err
     assert main([*command, "--force"]) == 0
 
 

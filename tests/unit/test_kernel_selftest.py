@@ -164,7 +164,7 @@ def test_one_wrong_bit_fails_the_self_test_and_is_named(where: str) -> None:
 
 
 def test_a_wrong_bit_in_small_calls_alone_fails_the_self_test() -> None:
-    with pytest.raises(KernelError, match="rows of Q4_K Q4_K Q6_K give other bits in a small call"):
+    with pytest.raises(KernelError, match="rows of Q4_K Q4_K Q6_K have other bits in a small call"):
         selftest.self_test(FaultyKernel("outputs of small calls"))
 
 

@@ -377,7 +377,11 @@ def test_a_dispatch_for_sums_is_answered_with_sums() -> None:
     [
         (ask_sums(weights=np.array([np.nan], np.float32)), FaultCode.BAD_ROWS, "weight 0 is not finite"),
         (ask_sums(weights=np.array([-np.inf], np.float32)), FaultCode.BAD_ROWS, "weight 0 is not finite"),
-        (ask_sums(exponents=np.array([-181], np.int32)), FaultCode.BAD_ROWS, "-181 to -181; -180 to 127 is right"),
+        (
+            ask_sums(exponents=np.array([-181], np.int32)),
+            FaultCode.BAD_ROWS,
+            "-181 to -181; they must be from -180 to 127",
+        ),
         (ask_sums(exponents=np.array([128], np.int32)), FaultCode.BAD_ROWS, "128 to 128"),
         (ask_sums(named=(0,) * 32), FaultCode.BAD_ROWS, "a row has 32 pairs; sums hold at most 31"),
         (ask_sums(pair_ids=np.array([8], np.int32)), FaultCode.BAD_IDS, "local id 8"),
