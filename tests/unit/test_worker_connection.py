@@ -33,7 +33,7 @@ from kvasir.wire.header import HEADER, Limits, sums_bytes
 from kvasir.wire.split import result_bytes
 from kvasir.worker.serving.compute import ComputeQueue, Job
 from kvasir.worker.serving.config import Deadlines
-from kvasir.worker.serving.connection import Connection, Service
+from kvasir.worker.serving.connection import Connection, Registry, Service
 from kvasir.worker.serving.watch import Moments, overdue
 from tests.unit.fake_experts import D_MODEL, KERNEL, MODEL, FakeExperts, fake_holdings
 from tests.unit.virtual_time import Socket, VirtualLoop, run, settle
@@ -66,12 +66,13 @@ class Queue(ComputeQueue):
         job.answer(Result(asked.request, asked.layer, np.zeros((job.n_pairs, D_MODEL), np.float32)))
 
 
-class Worker:
+class Worker(Registry):
     """A connection with everything around it; `socket` is its backbone's end."""
 
     def __init__(
         self, loop: VirtualLoop, limits: Limits, says_hello: bool = True, experts: FakeExperts | None = None
     ) -> None:
+        super().__init__(max_clients=8)
         self.refusal_now: Refuse | None = None
         self.queue = Queue()
         self.connection = Connection(Service(fake_holdings(experts or FakeExperts(2)), self.queue, limits), self, 1)

@@ -7,11 +7,12 @@ connection is closed with a reason. Only checked requests reach the kernel, and 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 from kvasir import __version__
 from kvasir.edge.link import TcpLink
@@ -44,16 +45,41 @@ HELLO_BYTES = 4096  # the largest payload before the handshake
 log = logging.getLogger(__name__)
 
 
-class Registry(Protocol):
-    """The owner of all connections."""
+class Registry:
+    """All connections of one worker. Its owner sets `is_stopping` before it says goodbye to them."""
+
+    def __init__(self, max_clients: int) -> None:
+        self._max_clients = max_clients
+        self._changed = asyncio.Event()
+        self.connections: set[Connection] = set()
+        self.is_stopping = False
 
     def refusal(self) -> Refuse | None:
         """Return a refusal for a further backbone, or None."""
-        ...
+        if self.is_stopping:
+            return Refuse(RefuseCode.STOPPING, "this worker is about to stop")
+        n_welcome = sum(connection.is_welcome for connection in self.connections)
+        if n_welcome >= self._max_clients:
+            return Refuse(RefuseCode.FULL, f"{n_welcome} backbones are connected, {self._max_clients} may be")
+        return None
 
     def connection_changed(self, connection: Connection) -> None:
-        """React to a connection that answered, sent or closed."""
-        ...
+        """Forget a connection that is gone, and wake the waiting tasks."""
+        if connection.link.is_gone:
+            self.connections.discard(connection)
+        self._changed.set()
+
+    async def until(self, condition: Callable[[], bool], deadline_s: float) -> None:
+        """Wait until the connections meet a condition, or the deadline passes."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(deadline_s):
+                while not condition():
+                    self._changed.clear()
+                    await self._changed.wait()
+
+    def owes(self) -> bool:
+        """Return whether any connection owes answers."""
+        return any(connection.owes for connection in self.connections)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
