@@ -27,8 +27,7 @@ from benchmarks.shape.load_worker import WorkerMemory, worker_memory
 from kvasir.experts import ExpertRange
 from kvasir.gguf.index import GGUFIndex
 from kvasir.slicing.model_card import ModelCard
-from kvasir.slicing.slice_plan import SlicePlan
-from kvasir.slicing.slices import plan_slice, write_slice
+from kvasir.slicing.slices import SlicePlan, plan_slice, write_slice
 
 MB = 1_000_000
 # 64 experts of the two kinds of layer: down in Q6_K and in Q4_K

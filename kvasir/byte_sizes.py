@@ -1,4 +1,4 @@
-"""Byte sizes as people write them: "2GiB", "500MB". Read by command lines, written by reports."""
+"""Byte sizes as text, such as "2GiB" or "500MB": command lines parse them, reports format them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _SIZE = re.compile(r"(?P<number>\d{1,15}(\.\d{1,9})?)\s*(?P<unit>[A-Za-z]{0,3})"
 
 
 def parse_size(text: str) -> int:
-    """Bytes of "2GiB" (powers of 1024), "500MB" (powers of 1000) or "123"; raises ConfigError for anything else."""
+    """Parse "2GiB" (powers of 1024), "500MB" (powers of 1000) or "123". Raises ConfigError for anything else."""
     match = _SIZE.fullmatch(text.strip())
     factor = None if match is None else _UNITS.get(match["unit"].upper())
     if match is None or factor is None:
-        raise ConfigError(f"{text!r} is not a size; write it like 2GiB, 500MB or 1000000")
+        raise ConfigError(f"{text!r} is not a size; write it as 2GiB, 500MB or 1000000")
     return int(float(match["number"]) * factor) if "." in match["number"] else int(match["number"]) * factor
 
 
 def format_size(n_bytes: int) -> str:
-    """A size for reading, three digits or more: "5.06 MiB", "71.9 GiB", "512 B"."""
+    """Format a size with three digits or more: "5.06 MiB", "71.9 GiB", "512 B"."""
     if n_bytes < 1024:
         return f"{n_bytes} B"
     value = float(n_bytes)

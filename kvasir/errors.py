@@ -1,14 +1,14 @@
-"""One exception tree for the whole project.
+"""The exception tree of the whole project.
 
-Every message names the value that was wrong and what would have been right. Callers catch a branch of this
-tree where something else can be done (fall back, close an edge, answer 4xx) and let everything else rise.
+Every message names the wrong value and what would be right. Callers catch a branch of this tree where they can do
+something else (fall back, close an edge, answer 4xx) and let everything else propagate.
 """
 
 from __future__ import annotations
 
 
 class KvasirError(Exception):
-    """Root of every error that Kvasir raises on purpose."""
+    """Base class of all errors that Kvasir raises on purpose."""
 
 
 class ConfigError(KvasirError):
@@ -20,19 +20,19 @@ class GGUFError(KvasirError):
 
 
 class UnsupportedModelError(KvasirError):
-    """A well-formed model uses something that Kvasir does not run; the message names it."""
+    """A well-formed model uses something that Kvasir does not support; the message names it."""
 
 
 class SliceError(KvasirError):
-    """An expert range is not in the model, or a slice file does not hold what its metadata says."""
+    """An expert range is not in the model, or a slice file contradicts its metadata."""
 
 
 class KernelError(KvasirError):
-    """An expert kernel was given rows, ids or shapes that it must not compute, or it failed its self-test."""
+    """An expert kernel got invalid rows, ids or shapes, or it failed its self-test."""
 
 
 class WireError(KvasirError):
-    """Bytes from the other side are not a frame of this protocol."""
+    """Bytes from the other side are not a valid frame."""
 
 
 class WireVersionError(WireError):
@@ -48,7 +48,7 @@ class EdgeTimeout(EdgeError):
 
 
 class HandshakeRefused(EdgeError):
-    """The other side refused the hello; the message says which part disagreed and what both sides had."""
+    """The other side refused the hello; the message names what disagreed and both values."""
 
 
 class WorkerFault(EdgeError):
@@ -56,8 +56,8 @@ class WorkerFault(EdgeError):
 
 
 class RequestError(KvasirError):
-    """A request to the engine cannot be served as asked (too long, bad sampling value, no free slot)."""
+    """A request to the engine cannot be served (too long, invalid sampling value, no free slot)."""
 
 
 class DownloadError(KvasirError):
-    """A file could not be fetched whole, or what came is not the file that was announced."""
+    """A file could not be downloaded completely, or its content is not the announced one."""

@@ -1,6 +1,6 @@
-"""Experts as plain data: ranges of them, and their weights as GGUF bytes.
+"""Experts as plain data: ranges of experts, and weights as GGUF bytes.
 
-`slices` and the backbone's own replica build `LayerExperts` from a file; kernels compute them. Nothing here
+`slicing` and the backbone's own replica build `LayerExperts` from a file; kernels compute with them. Nothing here
 reads a file or does arithmetic.
 """
 
@@ -19,13 +19,13 @@ FloatRows = npt.NDArray[np.float32]
 
 
 def row_bytes(quant_type: GGMLQuantizationType, n_weights: int) -> int:
-    """Bytes of one row of `n_weights` weights in a ggml type.
+    """Return the bytes of one row of `n_weights` weights in a ggml type.
 
-    Raises KernelError when the row is not a whole number of quant blocks.
+    Raises KernelError if the row is not a whole number of quant blocks.
     """
     block_weights, block_bytes = GGML_QUANT_SIZES[quant_type]
     if n_weights % block_weights:
-        raise KernelError(f"a row of {n_weights} weights is not whole {quant_type.name} blocks of {block_weights}")
+        raise KernelError(f"{n_weights} weights a row are not whole {quant_type.name} blocks of {block_weights}")
     return n_weights // block_weights * block_bytes
 
 
@@ -51,7 +51,7 @@ class ExpertRange:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WeightMatrix:
-    """One weight matrix as GGUF stores it: `n_out` rows of `n_in` weights, mapped, never copied."""
+    """One weight matrix as GGUF stores it: `n_out` rows of `n_in` weights, mapped and never copied."""
 
     quant_type: GGMLQuantizationType
     n_out: int
@@ -83,7 +83,7 @@ class ExpertStack:
         return int(self.data.shape[0])
 
     def expert(self, local_id: int) -> WeightMatrix:
-        """The matrix of one expert."""
+        """Return the matrix of one expert."""
         return WeightMatrix(self.quant_type, self.n_out, self.n_in, self.data[local_id])
 
 

@@ -1,7 +1,7 @@
 """A bounds-checked reader over the bytes of one GGUF header.
 
-`gguf.metadata` and `gguf.header` move it through a mapped file. It never reads past the limit it was given,
-allocates only what it has first found to lie inside that limit, and turns every surprise into GGUFError.
+`gguf.metadata` and `gguf.header` move it through a mapped file. It never reads past its limit, allocates only what lies
+inside that limit, and raises GGUFError for all malformed input.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from mmap import mmap
 
 from kvasir.errors import GGUFError
 
-# No real header comes near these; a hostile one must not cost more than a second of looping.
+# Far above all real headers; they bound the time for a hostile one to about a second.
 HEADER_MAX_BYTES = 256 << 20
 STRING_MAX_BYTES = 16 << 20
 ARRAY_MAX_ITEMS = 1 << 22
@@ -23,7 +23,7 @@ _U64 = struct.Struct("<Q")
 
 @dataclass(slots=True)
 class HeaderCursor:
-    """A position in a header; `end` is the first byte that must not be read, `label` names the file in errors."""
+    """A position in a header. `end` is the first byte that must not be read; `label` names the file in errors."""
 
     buffer: mmap | bytes
     end: int
@@ -32,7 +32,7 @@ class HeaderCursor:
     strings_left: int = 2 * ARRAY_MAX_ITEMS
 
     def need(self, n_bytes: int, what: str) -> int:
-        """Step over `n_bytes` and return where they start; raises GGUFError when they are not all there."""
+        """Skip `n_bytes` and return where they start. Raises GGUFError if the header ends before."""
         start = self.position
         if n_bytes > self.end - start:
             cause = "the file ends" if self.end < HEADER_MAX_BYTES else "a header must end"
@@ -41,29 +41,29 @@ class HeaderCursor:
         return start
 
     def u32(self, what: str) -> int:
-        """The next little-endian uint32."""
+        """Read a little-endian uint32."""
         start = self.need(4, what)
         return int(_U32.unpack_from(self.buffer, start)[0])
 
     def u64(self, what: str) -> int:
-        """The next little-endian uint64."""
+        """Read a little-endian uint64."""
         start = self.need(8, what)
         return int(_U64.unpack_from(self.buffer, start)[0])
 
     def raw(self, n_bytes: int, what: str) -> bytes:
-        """The next `n_bytes` bytes, copied."""
+        """Read `n_bytes` bytes as a copy."""
         start = self.need(n_bytes, what)
         return self.buffer[start : start + n_bytes]
 
     def skip_string(self, what: str, max_bytes: int = STRING_MAX_BYTES) -> None:
-        """Step over a string: its uint64 length, then that many bytes."""
+        """Skip a string: its uint64 length, then the bytes."""
         n_bytes = self.u64(f"the length of {what}")
         if n_bytes > max_bytes:
             raise GGUFError(f"{self.label}: {what} claims {n_bytes} bytes; at most {max_bytes} are allowed")
         self.need(n_bytes, what)
 
     def string(self, what: str, max_bytes: int = STRING_MAX_BYTES) -> str:
-        """The next string, decoded as UTF-8."""
+        """Read a UTF-8 string."""
         start = self.position
         self.skip_string(what, max_bytes)
         try:
@@ -72,7 +72,7 @@ class HeaderCursor:
             raise GGUFError(f"{self.label}: {what} is not UTF-8 ({error})") from error
 
     def skip_strings(self, n_strings: int, what: str) -> None:
-        """Step over `n_strings` strings. Only their lengths are read: a vocabulary of 250,000 takes some 30 ms."""
+        """Skip `n_strings` strings. Only their lengths are read: a vocabulary of 250,000 takes about 30 ms."""
         if n_strings > self.strings_left:
             raise GGUFError(f"{self.label}: {what} brings the header above {2 * ARRAY_MAX_ITEMS} array strings")
         self.strings_left -= n_strings
@@ -87,7 +87,7 @@ class HeaderCursor:
         self.position = position
 
     def strings(self, n_strings: int, what: str) -> list[str]:
-        """The next `n_strings` strings. Call it only where `skip_strings` has gone before: it checks no bounds."""
+        """Read `n_strings` strings without checking bounds: call `skip_strings` at the same place before."""
         buffer, position = self.buffer, self.position
         unpack = _U64.unpack_from
         found: list[str] = []

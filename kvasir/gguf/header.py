@@ -1,11 +1,13 @@
-"""One GGUF file's header: version, metadata and tensor table, checked against the file's size.
+"""The header of one GGUF file: version, metadata and tensor table, parsed and encoded.
 
-`gguf.index` opens one of these per part. It reads the header's pages only: a tensor's bytes are located and
-bounds-checked here, never touched.
+`gguf.index` reads the header of each part, `slicing.slices` encodes those of slices. Only the header's pages are
+read: a tensor's bytes are located and checked against the file's size, never touched.
 """
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from mmap import mmap
 
@@ -13,7 +15,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from kvasir.errors import GGUFError, UnsupportedModelError
 from kvasir.gguf.cursor import HEADER_MAX_BYTES, HeaderCursor
-from kvasir.gguf.metadata import Metadata, read_metadata
+from kvasir.gguf.metadata import Metadata, ValueType, read_metadata
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -24,10 +26,12 @@ TENSOR_NAME_MAX_BYTES = 255
 DIMS_MAX = 4
 TENSOR_MAX_BYTES = 1 << 62
 
+HeaderValue = str | int | Sequence[int]
+
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """A tensor's place. `shape` is in numpy's order (outermost first), `offset` is absolute in part number `part`."""
+    """A tensor's place. `shape` is in numpy's order (outermost first); `offset` is absolute in part number `part`."""
 
     name: str
     shape: tuple[int, ...]
@@ -49,8 +53,8 @@ class PartHeader:
 def read_header(buffer: mmap | bytes, n_bytes: int, label: str, part: int = 0) -> PartHeader:
     """Parse the header of a file of `n_bytes` bytes mapped in `buffer`; `label` names it in errors.
 
-    Raises GGUFError when it is not a sound little-endian GGUF of version 2 or 3, UnsupportedModelError for a tensor
-    type that is not known.
+    Raises GGUFError unless it is a valid little-endian GGUF file of version 2 or 3, UnsupportedModelError for an
+    unknown tensor type.
     """
     cursor = HeaderCursor(buffer, min(n_bytes, HEADER_MAX_BYTES), label)
     _check_version(cursor)
@@ -77,7 +81,7 @@ def _check_version(cursor: HeaderCursor) -> None:
     swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
     if swapped in VERSIONS:
         raise GGUFError(f"{cursor.label}: a big-endian GGUF file; only little-endian files can be read")
-    raise GGUFError(f"{cursor.label}: GGUF version {version} is not known; versions 2 and 3 are")
+    raise GGUFError(f"{cursor.label}: GGUF version {version} is not supported; versions 2 and 3 are")
 
 
 def _alignment(metadata: Metadata, label: str) -> int:
@@ -114,8 +118,8 @@ def _read_tensor(cursor: HeaderCursor, name: str, part: int) -> TensorInfo:
     block_weights, block_bytes = GGML_QUANT_SIZES[quant_type]
     if dims[0] % block_weights or 0 in dims:
         raise GGUFError(
-            f"{cursor.label}: {what} has dimensions {dims}; all must be above 0 and the first whole "
-            f"{quant_type.name} blocks of {block_weights}"
+            f"{cursor.label}: {what} has dimensions {dims}; all must be above 0, and the first a multiple of "
+            f"{block_weights} (a {quant_type.name} block)"
         )
     n_bytes = dims[0] // block_weights * block_bytes
     for dim in dims[1:]:
@@ -126,7 +130,7 @@ def _read_tensor(cursor: HeaderCursor, name: str, part: int) -> TensorInfo:
 
 
 def _check_places(tensors: tuple[TensorInfo, ...], alignment: int, n_bytes: int, label: str) -> None:
-    """Every tensor aligned, inside the file, and none over another."""
+    """Check that every tensor is aligned and inside the file, and that none overlap."""
     previous_stop, previous_name = 0, ""
     for info in sorted(tensors, key=lambda info: info.offset):
         if info.offset % alignment:
@@ -138,3 +142,38 @@ def _check_places(tensors: tuple[TensorInfo, ...], alignment: int, n_bytes: int,
             raise GGUFError(
                 f"{label}: tensor {info.name!r} ends at byte {previous_stop}, the file at {n_bytes}: it is truncated"
             )
+
+
+def encode_header(metadata: Mapping[str, HeaderValue], tensors: Sequence[TensorInfo]) -> bytes:
+    """Encode a version 3 header for these tensors, whose offsets count from the start of the data section.
+
+    The header is padded to where the data starts. Integers are stored as uint32, sequences as uint32 arrays. Raises
+    GGUFError for an integer that does not fit.
+    """
+    pieces = [MAGIC, struct.pack("<IQQ", 3, len(tensors), len(metadata))]
+    for key, value in metadata.items():
+        pieces += [_encoded_string(key), _encoded_value(key, value)]
+    for info in tensors:
+        pieces.append(_encoded_string(info.name))
+        pieces.append(struct.pack("<I", len(info.shape)))
+        pieces += [struct.pack("<Q", dim) for dim in reversed(info.shape)]
+        pieces.append(struct.pack("<IQ", int(info.quant_type), info.offset))
+    header = b"".join(pieces)
+    return header + bytes(-len(header) % DEFAULT_ALIGNMENT)
+
+
+def _encoded_string(text: str) -> bytes:
+    data = text.encode()
+    return struct.pack("<Q", len(data)) + data
+
+
+def _encoded_value(key: str, value: HeaderValue) -> bytes:
+    if isinstance(value, str):
+        return struct.pack("<I", ValueType.STRING) + _encoded_string(value)
+    numbers = [value] if isinstance(value, int) else list(value)
+    if any(not 0 <= number < 1 << 32 for number in numbers):
+        raise GGUFError(f"{key!r} is {value}; it must fit in an unsigned 32-bit integer")
+    packed = struct.pack(f"<{len(numbers)}I", *numbers)
+    if isinstance(value, int):
+        return struct.pack("<I", ValueType.UINT32) + packed
+    return struct.pack("<IIQ", ValueType.ARRAY, ValueType.UINT32, len(numbers)) + packed

@@ -1,13 +1,13 @@
-"""The index of a GGUF model: its metadata and where every tensor's bytes lie, over one file or a split set.
+"""The index of a GGUF model: metadata and the place of every tensor, over one file or a split set.
 
 The backbone, the slicer and `SliceFile` open models through it. Opening reads headers only (about 0.1 s with a
-vocabulary of 250,000); tensors are views of read-only mappings, so RAM is the page cache and files may be larger
-than memory. It never writes, dequantises or copies a tensor.
+vocabulary of 250,000). Tensors are views of read-only mappings: they use the page cache, and files may be larger than
+memory. It never writes, dequantises or copies a tensor.
 
-What holds when a file changes while it is open: every size is checked against the file when it is opened, and again
-by `bytes_of`, so a view always starts inside the file. A file that is truncated or rewritten in place *after* a view
-was taken cannot be defended against: the operating system ends the process (SIGBUS) or the view shows the new bytes.
-So files are replaced by renaming a complete new one over them (as `write_slice` does); then the old mapping lives on.
+If a file changes while it is open: every size is checked when the file is opened and again by `bytes_of`, so a view
+always starts inside the file. There is no defence against a file that is truncated or rewritten in place *after* a view
+was taken: the operating system ends the process (SIGBUS), or the view shows the new bytes. Therefore files are replaced
+by renaming a complete new one over them (as `write_slice` does); the old mapping then stays valid.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _NUMPY_FLOATS = {GGMLQuantizationType.F32: "<f4", GGMLQuantizationType.F16: "<f2
 
 @dataclass(frozen=True, slots=True)
 class PartFile:
-    """A part as it was when it was opened: enough to notice later that it has changed."""
+    """A part's path, size and time at the moment of opening, to detect later changes."""
 
     path: Path
     n_bytes: int
     mtime_ns: int
 
     def check_unchanged(self, status: os.stat_result) -> None:
-        """Raises GGUFError when `status` (of a newly opened file at this path) is not what was indexed."""
+        """Raise GGUFError if `status` (of a newly opened file at this path) differs from the indexed file."""
         if (status.st_size, status.st_mtime_ns) != (self.n_bytes, self.mtime_ns):
             raise GGUFError(
                 f"{self.path} has changed since it was indexed: it had {self.n_bytes} bytes, it has {status.st_size}"
@@ -63,7 +63,7 @@ class _OpenPart:
         try:
             n_bytes = self.mapping.size()
         except (OSError, ValueError) as error:
-            raise GGUFError(f"{self.file.path}: its size cannot be read any more ({error})") from error
+            raise GGUFError(f"{self.file.path}: its size can no longer be read ({error})") from error
         if n_bytes < self.file.n_bytes:
             raise GGUFError(f"{self.file.path} was truncated from {self.file.n_bytes} to {n_bytes} bytes while open")
 
@@ -82,10 +82,10 @@ class GGUFIndex:
 
     @classmethod
     def open(cls, path: Path | str) -> GGUFIndex:
-        """Open a GGUF file, or the whole split set that any one of its parts is given of.
+        """Open a GGUF file, or a whole split set by any one of its parts.
 
-        Raises GGUFError for what cannot be read or contradicts itself (a missing part is named), and
-        UnsupportedModelError for tensor types that are not known.
+        Raises GGUFError for a file that cannot be read or contradicts itself (a missing part is named), and
+        UnsupportedModelError for unknown tensor types.
         """
         path = Path(path)
         first = _open_part(path, 0)
@@ -100,45 +100,45 @@ class GGUFIndex:
 
     @property
     def parts(self) -> tuple[Path, ...]:
-        """The files in order; a model that is not split has one."""
+        """Return the paths of the files in order; a model that is not split has one."""
         return tuple(part.file.path for part in self._open_parts())
 
     @property
     def part_files(self) -> tuple[PartFile, ...]:
-        """The files with the size and time that they had when they were opened."""
+        """Return the files with their sizes and times at the moment of opening."""
         return tuple(part.file for part in self._open_parts())
 
     @property
     def metadata(self) -> Metadata:
-        """The key-value pairs (of the first part, when the model is split), parsed when read."""
+        """Return the key-value pairs (of the first part of a split model), parsed lazily."""
         return self._open_parts()[0].header.metadata
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:
-        """Every tensor of every part by name, in the order of the files."""
+        """Return all tensors by name, in the order of the files."""
         return MappingProxyType(self._tensors)
 
     @property
     def n_bytes(self) -> int:
-        """The size of all parts together."""
+        """Return the size of all parts together."""
         return sum(part.file.n_bytes for part in self._open_parts())
 
     def tensor(self, name: str) -> TensorInfo:
-        """The place of one tensor; raises GGUFError naming it when it is not in the model."""
+        """Return the place of one tensor. Raises GGUFError that names it if it is missing."""
         info = self._tensors.get(name)
         if info is None:
             raise GGUFError(f"{self._open_parts()[0].file.path}: the tensor {name!r} is missing")
         return info
 
     def bytes_of(self, name: str) -> npt.NDArray[np.uint8]:
-        """The stored bytes of a tensor: a read-only 1-D view of the mapping, [n_bytes]."""
+        """Return the stored bytes of a tensor: a read-only view of the mapping, [n_bytes]."""
         info = self.tensor(name)
         part = self._open_parts()[info.part]
         part.check_size()
         return np.frombuffer(part.mapping, dtype=np.uint8, count=info.n_bytes, offset=info.offset)
 
     def read_at(self, part: int, offset: int, n_bytes: int) -> bytes:
-        """Copy `n_bytes` bytes at `offset` of part number `part`; they must lie inside the file."""
+        """Return a copy of `n_bytes` bytes at `offset` of part number `part`. Raises GGUFError outside the file."""
         open_part = self._open_parts()[part]
         if offset < 0 or n_bytes < 0 or offset + n_bytes > open_part.file.n_bytes:
             raise GGUFError(
@@ -148,14 +148,14 @@ class GGUFIndex:
         return open_part.mapping[offset : offset + n_bytes]
 
     def matrix(self, name: str) -> WeightMatrix:
-        """A 2-D tensor as a weight matrix [n_out, n_in]; raises GGUFError when it has other dimensions."""
+        """Return a 2-D tensor as a weight matrix [n_out, n_in]. Raises GGUFError for other dimensions."""
         info = self.tensor(name)
         if len(info.shape) != 2:
             raise GGUFError(f"tensor {name!r} has shape {info.shape}; a matrix has 2 dimensions")
         return WeightMatrix(info.quant_type, info.shape[0], info.shape[1], self.bytes_of(name))
 
     def values(self, name: str) -> FloatRows:
-        """An F32, F16 or BF16 tensor as a new f32 array in its shape; raises GGUFError for quantised types."""
+        """Return an F32, F16 or BF16 tensor as a new f32 array. Raises GGUFError for quantised types."""
         info = self.tensor(name)
         stored_as = _NUMPY_FLOATS.get(info.quant_type)
         if stored_as is None:
@@ -167,7 +167,7 @@ class GGUFIndex:
 
     @contextmanager
     def random_access(self) -> Iterator[None]:
-        """Ask the operating system, where it can be asked, not to read ahead: for scattered small reads."""
+        """Advise the operating system, where possible, not to read ahead: for scattered small reads."""
         if not hasattr(mmap, "MADV_RANDOM"):
             yield
             return
@@ -181,7 +181,7 @@ class GGUFIndex:
                 mapping.madvise(mmap.MADV_NORMAL)
 
     def close(self) -> None:
-        """Let go of the files. A mapping is freed when the last view of it is gone."""
+        """Close the files. A mapping is freed with the last view of it."""
         self._parts = []
 
     def __enter__(self) -> GGUFIndex:
@@ -194,7 +194,7 @@ class GGUFIndex:
 
     def _open_parts(self) -> list[_OpenPart]:
         if not self._parts:
-            raise GGUFError("the index of this model was closed")
+            raise GGUFError("the index of this model is closed")
         return self._parts
 
     def _check_split_total(self) -> None:
@@ -211,7 +211,7 @@ class GGUFIndex:
 
 def _open_part(path: Path, number: int) -> _OpenPart:
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for ever
+        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would block
             raise GGUFError(f"{path}: not a regular file")
         with path.open("rb") as file:
             status = os.fstat(file.fileno())

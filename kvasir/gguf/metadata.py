@@ -1,7 +1,7 @@
 """The key-value pairs of a GGUF header, parsed lazily.
 
-`gguf.header` walks them once and keeps each value's place; a value becomes a Python object only when it is read,
-so a vocabulary of 250,000 tokens costs its skipping and nothing more. Nothing here knows what a key means.
+`gguf.header` walks them once and keeps each value's place. A value becomes a Python object only when it is read, so a
+vocabulary of 250,000 tokens that is not used is only skipped. Nothing here interprets a key.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PAIRS_MAX = 65_536
 
 
 class ValueType(IntEnum):
-    """How a metadata value is stored; the numbers are the format's."""
+    """The types of metadata values, with the numbers of the GGUF format."""
 
     UINT8 = 0
     INT8 = 1
@@ -54,11 +54,11 @@ _NUMBER_DTYPES: dict[ValueType, np.dtype[np.generic]] = {
 
 @dataclass(frozen=True, slots=True)
 class StoredValue:
-    """Where a value lies. `start` is the first byte after its type; `stop` the first byte after the value."""
+    """The place of a value. `start` is the first byte after its type, `stop` the first byte after the value."""
 
     value_type: ValueType
     item_type: ValueType | None  # of an array
-    n_items: int  # 1 unless it is an array
+    n_items: int  # 1 for a plain value
     items_start: int
     start: int
     stop: int
@@ -67,7 +67,7 @@ class StoredValue:
 class Metadata(Mapping[str, object]):
     """The pairs of one header: str -> int, float, bool, str or list of these.
 
-    Reading a key parses it anew, so keep a long list that is needed twice. A key that is not there is a KeyError.
+    Each access parses the value again, so keep a long list that is needed twice. A missing key raises KeyError.
     """
 
     def __init__(self, cursor: HeaderCursor, places: Mapping[str, StoredValue]) -> None:
@@ -94,16 +94,16 @@ class Metadata(Mapping[str, object]):
         return key in self._places
 
     def n_items(self, key: str) -> int:
-        """How many items the array under `key` has (1 for a plain value), without parsing it."""
+        """Return the number of items of the array under `key` (1 for a plain value), without parsing it."""
         return self._places[key].n_items
 
     def raw(self, key: str) -> bytes:
-        """The stored bytes of a value, with its type: equal for equal values, whatever file they are in."""
+        """Return the type and stored bytes of a value: equal for equal values in all files."""
         place = self._places[key]
         return bytes([place.value_type]) + self._cursor.buffer[place.start : place.stop]
 
     def integer(self, key: str, default: int | None = None) -> int:
-        """The integer under `key`; raises GGUFError when it is missing (and no default is given) or not an integer."""
+        """Return an integer. Raises GGUFError if it is missing (without a default) or not an integer."""
         if key not in self._places and default is not None:
             return default
         value = self._required(key, "an integer")
@@ -112,7 +112,7 @@ class Metadata(Mapping[str, object]):
         return value
 
     def text(self, key: str, default: str | None = None) -> str:
-        """The string under `key`; raises GGUFError when it is missing (and no default is given) or not a string."""
+        """Return a string. Raises GGUFError if it is missing (without a default) or not a string."""
         if key not in self._places and default is not None:
             return default
         value = self._required(key, "a string")
@@ -121,7 +121,7 @@ class Metadata(Mapping[str, object]):
         return value
 
     def integers(self, key: str) -> list[int]:
-        """The integers of the array under `key`; raises GGUFError when it is missing or something else."""
+        """Return an array of integers. Raises GGUFError if it is missing or something else."""
         value = self._required(key, "an array of integers")
         if not isinstance(value, list) or any(isinstance(item, bool) or not isinstance(item, int) for item in value):
             raise GGUFError(f"{self._cursor.label}: {key!r} must be an array of integers, it is {_shortened(value)}")
@@ -144,7 +144,7 @@ class Metadata(Mapping[str, object]):
 
 
 def read_metadata(cursor: HeaderCursor, n_pairs: int) -> Metadata:
-    """Walk `n_pairs` pairs from the cursor's position and leave it behind them. Raises GGUFError."""
+    """Walk `n_pairs` pairs from the cursor's position and leave the cursor after them. Raises GGUFError."""
     if n_pairs > PAIRS_MAX:
         raise GGUFError(f"{cursor.label}: the header claims {n_pairs} metadata pairs; at most {PAIRS_MAX} are allowed")
     places: dict[str, StoredValue] = {}

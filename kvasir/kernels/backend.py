@@ -1,6 +1,6 @@
-"""On what a worker computes: the CPU, a GPU, or whatever is faster for a call.
+"""The device that computes experts: the CPU, a GPU, or for each call the faster one.
 
-Called by `registry`. The GPU's modules, and wgpu with them, are imported only when a GPU is asked for.
+Called by `registry`. The GPU's modules, and wgpu, are imported only if a GPU was requested.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ import os
 from dataclasses import dataclass
 
 from kvasir.errors import ConfigError, KernelError
-from kvasir.kernels.api import ExpertKernel
-from kvasir.kernels.fingerprint import KX1_NAME
+from kvasir.kernels.api import KX1_NAME, ExpertKernel
 
 BACKENDS = ("cpu", "gpu", "auto")
 SOFTWARE_VARIABLE = "KVASIR_SOFTWARE_GPU"
@@ -21,24 +20,24 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """What was asked for."""
+    """The device that --backend and --gpu-memory request."""
 
     kind: str = "cpu"  # one of BACKENDS
-    gpu_bytes: int | None = None  # GPU memory for experts; None: what they need
+    gpu_bytes: int | None = None  # GPU memory for experts; None: as much as they need
 
     def __post_init__(self) -> None:
         if self.kind not in BACKENDS:
-            raise ConfigError(f"backend {self.kind!r} is not known; it must be one of {', '.join(BACKENDS)}")
+            raise ConfigError(f"backend {self.kind!r} is unknown; it must be one of {', '.join(BACKENDS)}")
 
 
 CPU = Backend()
 
 
 def on_backend(cpu: ExpertKernel, backend: Backend) -> ExpertKernel:
-    """A kernel that computes as `cpu` does, on what was asked for.
+    """Return a kernel with the bits of `cpu` for a backend.
 
-    "auto" is the CPU alone where there is no GPU that passes the self-test. Raises ConfigError for "gpu" there, and
-    for "gpu" with another kernel than KX1.
+    If there is no GPU that passes the self-test, "auto" returns `cpu` and "gpu" raises ConfigError. "gpu" also raises
+    ConfigError for another kernel than KX1.
     """
     if backend.kind == "cpu":
         return cpu
@@ -51,12 +50,12 @@ def on_backend(cpu: ExpertKernel, backend: Backend) -> ExpertKernel:
     except KernelError as error:
         if backend.kind == "gpu":
             raise ConfigError(f"--backend gpu: {error}") from error
-        logger.info("No GPU is used: %s", error)
+        logger.info("no GPU is used: %s", error)
         return cpu
 
 
 def wants_software() -> bool:
-    """Whether KVASIR_SOFTWARE_GPU asks for a GPU that the CPU plays, for tests; raises ConfigError for odd values."""
+    """Return whether KVASIR_SOFTWARE_GPU requests a software GPU, for tests. Raises ConfigError for invalid values."""
     value = os.environ.get(SOFTWARE_VARIABLE, "")
     if value not in {"", "0", "1"}:
         raise ConfigError(f"{SOFTWARE_VARIABLE} is {value!r}; it must be 1, 0 or unset")
@@ -72,6 +71,6 @@ def _with_gpu(cpu: ExpertKernel, backend: Backend) -> ExpertKernel:
     gpu = GpuKX1Kernel(open_device(wants_software()), cpu, backend.gpu_bytes)
     if not gpu.device.is_software:
         tune(gpu)
-    if gpu.fingerprint != cpu.fingerprint:  # tested as it is tuned
+    if gpu.fingerprint != cpu.fingerprint:  # the self-test ran with the tuned settings
         raise KernelError(f"the GPU has fingerprint {gpu.fingerprint}, the CPU {cpu.fingerprint}")
     return GpuOrCpuKernel(gpu, cpu, is_measured=backend.kind == "auto")

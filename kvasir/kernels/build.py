@@ -1,7 +1,7 @@
-"""Compiles `csrc/*.c` into the one shared library that `native` loads.
+"""The build of `csrc/*.c` into the shared library that `native` loads.
 
 Run as `python -m kvasir.kernels.build`, and by the packaging backend while `pip` installs. It uses the system's C
-compiler, else the one in the `ziglang` wheel. It needs the standard library alone, never downloads anything, and
+compiler, else the one in the `ziglang` wheel. It needs only the standard library, never downloads anything, and
 replaces the library by a rename, so that a running process keeps the file that it has open.
 """
 
@@ -35,9 +35,9 @@ COMMON_FLAGS = (
     "-O3", "-std=c11", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra",
 )  # fmt: skip
 
-# A source whose name ends in one of these is one version of its functions, chosen at run time by the CPU. Its own
-# flags are the first of these sets that the compiler knows (the second is how zig spells them). Where the machine is
-# another one, or no set is known, it is compiled without and gives an empty entry.
+# A source whose name ends in one of these is one version of its functions, chosen at run time by the CPU's features. It
+# is compiled with the first of these sets of flags that the compiler accepts (the second is zig's spelling). On another
+# machine, or if no set is accepted, it is compiled without them and gives an empty entry.
 X86 = ("x86_64", "amd64")
 ARM64 = ("aarch64", "arm64")
 VERSION_FLAGS: dict[str, tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]] = {
@@ -65,7 +65,7 @@ class Compiler:
 
 
 def system_compiler() -> Compiler | None:
-    """The compiler that `CC` names, else cc, gcc or clang in PATH. None when there is none."""
+    """Return the compiler that `CC` names, else cc, gcc or clang in PATH, or None."""
     named = os.environ.get("CC", "").strip()
     if named:
         command = tuple(shlex.split(named))
@@ -77,7 +77,7 @@ def system_compiler() -> Compiler | None:
 
 
 def find_compiler(wanted: str | None = None) -> Compiler:
-    """The compiler to use: `wanted`, else the system's, else ziglang's. Raises KernelError with the next step."""
+    """Return the compiler `wanted`, else the system's, else ziglang's. Raises KernelError with the next step."""
     if wanted:
         command = tuple(shlex.split(wanted))
         if not shutil.which(command[0]):
@@ -92,7 +92,7 @@ def find_compiler(wanted: str | None = None) -> Compiler:
 
 
 def flag_sets(source: Path) -> tuple[tuple[str, ...], ...]:
-    """The sets of own flags that one source file may be compiled with on this machine, best first."""
+    """Return the sets of extra flags for one source file on this machine, best first."""
     for ending, (machines, sets) in VERSION_FLAGS.items():
         if source.stem.endswith(ending) and platform.machine().lower() in machines:
             return sets
@@ -108,7 +108,7 @@ def _digest(parts: Sequence[bytes]) -> str:
 
 
 def _object_digests(source_dir: Path, compiler: Compiler | None) -> dict[Path, str]:
-    """What each object file depends on: its source, all headers, its flags, the machine, and the compiler if given."""
+    """Hash each object file's inputs: its source, all headers, its flags, the machine, and the compiler if given."""
     headers = [item for path in sorted(source_dir.glob("*.h")) for item in (path.name.encode(), path.read_bytes())]
     target = f"{sys.platform} {platform.machine()} {compiler or ''}".encode()
     return {
@@ -118,7 +118,7 @@ def _object_digests(source_dir: Path, compiler: Compiler | None) -> dict[Path, s
 
 
 def source_digest(source_dir: Path = SOURCE_DIR) -> str:
-    """Identifies the library that these sources give on this machine, whatever the compiler."""
+    """Identify the library that these sources give on this machine, independent of the compiler."""
     digests = _object_digests(source_dir, None)
     return _digest([f"{source.name} {digest}".encode() for source, digest in digests.items()])
 
@@ -132,7 +132,7 @@ def _run_compiler(command: Sequence[str]) -> None:
 
 
 def _own_flags(compiler: Compiler, source: Path, object_dir: Path) -> tuple[str, ...]:
-    """The first of a source's flag sets that the compiler takes."""
+    """Return the first of a source's flag sets that the compiler accepts."""
     trial = object_dir / f"{source.stem}.{os.getpid()}"
     for flags in flag_sets(source):
         command = [*compiler.command, *flags, "-x", "c", "-c", os.devnull, "-o", str(trial)]
@@ -145,7 +145,7 @@ def _own_flags(compiler: Compiler, source: Path, object_dir: Path) -> tuple[str,
 
 @contextlib.contextmanager
 def _only_builder(native_dir: Path) -> Iterator[None]:
-    """Let one process at a time build here; where files cannot be locked, renames alone keep the library whole."""
+    """Let one process at a time build here. If files cannot be locked, renames still keep the library complete."""
     with (native_dir / ".lock").open("w") as lock:
         try:
             import fcntl
@@ -157,7 +157,7 @@ def _only_builder(native_dir: Path) -> Iterator[None]:
 
 
 def _compile_objects(compiler: Compiler, source_dir: Path, object_dir: Path) -> list[Path]:
-    """Compile the sources whose object is not there yet, and drop objects of older sources."""
+    """Compile the sources without an up-to-date object, and delete old objects."""
     object_dir.mkdir(exist_ok=True)
     digests = _object_digests(source_dir, compiler)
     objects = {source: object_dir / f"{source.stem}-{digest[:24]}.o" for source, digest in digests.items()}
@@ -177,10 +177,10 @@ def _compile_objects(compiler: Compiler, source_dir: Path, object_dir: Path) -> 
 
 
 def build(compiler_command: str | None = None, *, source_dir: Path = SOURCE_DIR, native_dir: Path = NATIVE_DIR) -> Path:
-    """Build the library where it is not up to date, and return its path.
+    """Build the library if it is not up to date, and return its path.
 
-    Without `compiler_command` nothing is done when the library fits the sources, whichever compiler made it.
-    Raises KernelError when there is no compiler or when it fails.
+    Without `compiler_command` a library of the current sources counts as up to date for every compiler. Raises
+    KernelError if there is no compiler or it fails.
     """
     native_dir.mkdir(parents=True, exist_ok=True)
     library, record = native_dir / LIBRARY_NAME, native_dir / "build.json"
@@ -207,9 +207,9 @@ def build(compiler_command: str | None = None, *, source_dir: Path = SOURCE_DIR,
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line: build the library in place, and say where it is or what to do."""
+    """Build the library in place and print its path, or an error with the next step."""
     parser = argparse.ArgumentParser(prog="python -m kvasir.kernels.build", description=main.__doc__)
-    parser.add_argument("--compiler", metavar="CC", help="a command that takes gcc's options, e.g. 'clang'")
+    parser.add_argument("--compiler", metavar="CC", help="a command that takes gcc's options, such as clang")
     options = parser.parse_args(arguments)
     try:
         library = build(options.compiler)

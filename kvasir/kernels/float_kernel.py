@@ -1,8 +1,8 @@
-"""The float kernel: experts dequantised to f32. The slow oracle, and the only kernel for types that KX1 lacks.
+"""The float kernel: experts dequantised to f32. A slow oracle, and the only kernel for types that KX1 does not support.
 
-Called through `registry` by the worker and the backbone's replica. It computes what the weights say, in one fixed
-order of f32 operations, so that its bits do not depend on the batch, the machine or the thread count; it does not
-approximate llama.cpp's integer path. At 3072 x 1024 it is some 10 times slower than KX1 in C, and 1000 times in numpy.
+Called through `registry` by the worker and the backbone's replica. It computes with the exact weights in one fixed
+order of f32 operations, so its bits do not depend on the batch, the machine or the thread count. It does not imitate
+llama.cpp's integer path. At 3072 x 1024 it is about 10 times slower than KX1 in C, and in numpy 1000 times.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from kvasir.errors import KernelError
 from kvasir.experts import FloatRows, LayerExperts, WeightMatrix
-from kvasir.kernels.api import EncodedRows, Floats, Pairs, RowFormat
+from kvasir.kernels.api import FLOAT_NAME, FLOAT_VERSION, EncodedRows, Floats, Pairs, RowFormat, kernel_fingerprint
 from kvasir.kernels.checks import check_encoded_rows, check_finite, check_float_rows, check_pairs, check_range
-from kvasir.kernels.fingerprint import FLOAT_NAME, FLOAT_VERSION, kernel_fingerprint
 from kvasir.kernels.rowops import RowOps, row_ops
 from kvasir.kernels.selftest import self_test
 
@@ -36,7 +35,7 @@ PAIRS_AT_ONCE = 1024  # of one expert: bounds the memory of a call
 
 @cache
 def is_dequantisable(quant_type: GGMLQuantizationType) -> bool:
-    """Whether gguf can turn this type into f32."""
+    """Return whether gguf can dequantise this type."""
     if quant_type in {GGMLQuantizationType.F32, GGMLQuantizationType.F16}:
         return True
     try:
@@ -47,7 +46,7 @@ def is_dequantisable(quant_type: GGMLQuantizationType) -> bool:
 
 
 def dequantised(matrix: WeightMatrix) -> Floats:
-    """A matrix as f32 [n_out, n_in]; a view of the file's bytes where they are f32 already.
+    """Return a matrix as f32 [n_out, n_in]; a view of the file's bytes if they are f32 already.
 
     Raises KernelError for a type that gguf cannot dequantise.
     """
@@ -72,12 +71,12 @@ class FloatExpert:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes held, of a mapped file or of memory."""
+        """Return the bytes of the matrices, in a mapped file or in memory."""
         return self.gate.nbytes + self.up.nbytes + self.down.nbytes
 
 
 class FloatExpertCache:
-    """The experts used last, within a byte budget. Safe to use from several threads."""
+    """The most recently used experts, within a byte budget. Safe to use from several threads."""
 
     def __init__(self, budget_bytes: int) -> None:
         self._budget_bytes = budget_bytes
@@ -86,7 +85,7 @@ class FloatExpertCache:
         self.n_bytes = 0
 
     def expert(self, load_number: int, experts: LayerExperts, local_id: int) -> FloatExpert:
-        """An expert of a layer that was loaded as number `load_number`, dequantised now or earlier."""
+        """Return an expert of the layer that was loaded as number `load_number`, dequantised now or earlier."""
         key = (load_number, local_id)
         with self._lock:
             found = self._held.get(key)
@@ -119,33 +118,33 @@ class FloatKernel:
 
     @cached_property
     def fingerprint(self) -> str:
-        """64 hex digits; raises KernelError when this build fails the self-test."""
+        """64 hex digits. Raises KernelError if this build fails the self-test."""
         kernel: ExpertKernel = self
         return kernel_fingerprint(FLOAT_NAME, FLOAT_VERSION, self_test(kernel))
 
     def refusal(self, experts: LayerExperts) -> str | None:
-        """Why these experts cannot be computed, or None: only types that gguf cannot dequantise."""
+        """Return why these experts cannot be computed, or None: only types without dequantisation are refused."""
         for name, stack in (("gate", experts.gate), ("up", experts.up), ("down", experts.down)):
             if not is_dequantisable(stack.quant_type):
                 return f"layer {experts.layer}: {name} is {stack.quant_type.name}, which cannot be dequantised"
         return None
 
     def load(self, experts: LayerExperts) -> LoadedFloatExperts:
-        """Ready at once: an expert is dequantised when it is first computed. Raises KernelError with the reason."""
+        """Load without reading: an expert is dequantised on its first use. Raises KernelError with the reason."""
         reason = self.refusal(experts)
         if reason is not None:
             raise KernelError(reason)
         return LoadedFloatExperts(self._ops, self._cache, next(self._load_numbers), experts)
 
     def encode_rows(self, rows: FloatRows) -> EncodedRows:
-        """Finite f32 rows [n, d_model] as their bytes, uint8 [n, 4 * d_model]."""
+        """Encode finite f32 rows [n, d_model] as their bytes, uint8 [n, 4 * d_model]."""
         check_float_rows(rows)
         check_finite(rows)
         encoded: EncodedRows = np.ascontiguousarray(rows, "<f4").view(np.uint8)
         return encoded
 
     def row_bytes(self, d_model: int) -> int:
-        """Bytes of one row: 4 a value."""
+        """Return the bytes of one row: 4 per value."""
         return 4 * d_model
 
 
@@ -168,7 +167,7 @@ class LoadedFloatExperts:
         return self._experts.d_model
 
     def compute(self, rows: EncodedRows, pair_rows: Pairs, pair_ids: Pairs) -> FloatRows:
-        """f32 [n_pairs, d_model]; see LoadedExperts. Experts are computed one after another, by id."""
+        """Compute f32 [n_pairs, d_model], one expert after another; see LoadedExperts."""
         check_encoded_rows(rows, 4 * self.d_model)
         check_pairs(pair_rows, pair_ids)
         check_range("row number", pair_rows, len(rows))

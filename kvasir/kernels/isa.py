@@ -1,4 +1,4 @@
-"""Builds of the native kernels by instruction set, and the one that KVASIR_ISA forces."""
+"""The names of the native builds by instruction set, and the choice by KVASIR_ISA."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NATIVE_ISAS = ("scalar", "avx2", "avx512", "neon", "dotprod")
 
 
 def wanted_isa() -> str | None:
-    """The build of KX1 that KVASIR_ISA forces, or None; raises ConfigError when it names none."""
+    """Return the build that KVASIR_ISA names, or None if it is unset. Raises ConfigError for an unknown name."""
     value = os.environ.get(ISA_VARIABLE, "")
     if value and value not in (*NATIVE_ISAS, NUMPY):
         raise ConfigError(

@@ -1,7 +1,7 @@
 """KX1 in C: the expert kernel of production, and the dense linears of the backbone.
 
-Called through `registry` by the worker and the backbone's replica, and by `stable_ops`. Weights stay where the file
-is mapped; rows, ids and shapes are checked before anything is computed.
+Called through `registry` by the worker and the backbone's replica, and by `stable_ops`. Weights stay in the mapped
+file; rows, ids and shapes are checked before anything is computed.
 """
 
 from __future__ import annotations
@@ -14,14 +14,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-from gguf import GGMLQuantizationType
 
 from kvasir.errors import KernelError
-from kvasir.experts import ExpertStack, FloatRows, LayerExperts, WeightMatrix
+from kvasir.experts import FloatRows, LayerExperts, WeightMatrix
 from kvasir.kernels import native
-from kvasir.kernels.api import EncodedRows, Pairs, RowFormat
-from kvasir.kernels.checks import check_encoded_rows, check_finite, check_float_rows, check_pairs, check_range
-from kvasir.kernels.fingerprint import KX1_NAME, KX1_VERSION, kernel_fingerprint
+from kvasir.kernels.api import KX1_NAME, KX1_VERSION, EncodedRows, Pairs, RowFormat, kernel_fingerprint
+from kvasir.kernels.checks import (
+    check_encoded_rows,
+    check_finite,
+    check_float_rows,
+    check_pairs,
+    check_range,
+    kx1_matrix_refusal,
+    kx1_refusal,
+    kx1_row_bytes,
+)
 from kvasir.kernels.isa import NUMPY, wanted_isa
 from kvasir.kernels.memory_pool import POOL
 from kvasir.kernels.native import address
@@ -30,28 +37,19 @@ from kvasir.kernels.selftest import self_test
 if TYPE_CHECKING:
     from kvasir.kernels.api import ExpertKernel
 
-BLOCK = 256
-PACKED_BLOCK = 261
-MAX_COLS = 16384
-TYPES = (
-    GGMLQuantizationType.Q4_K,
-    GGMLQuantizationType.Q5_K,
-    GGMLQuantizationType.Q6_K,
-    GGMLQuantizationType.Q8_0,
-)
-NOT_YET_KNOWN = -2  # in an array of weight exponents; any negative number says so to C
+NOT_YET_KNOWN = -2  # in an array of weight exponents; C takes every negative number as unknown
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KX1Matrix:
-    """A matrix that `KX1Kernel.linear` can compute."""
+    """A matrix that `KX1Kernel.linear` accepts."""
 
     matrix: WeightMatrix
     call: native.LinearCall  # with its weight exponent
 
 
 class KX1Kernel:
-    """KX1 with native code; implements ExpertKernel. `isa` None is what KVASIR_ISA says, else the best build."""
+    """KX1 in native code; implements ExpertKernel. `isa` None: the build that KVASIR_ISA names, else the best one."""
 
     name = KX1_NAME
     row_format = RowFormat.KX1
@@ -71,22 +69,16 @@ class KX1Kernel:
 
     @cached_property
     def fingerprint(self) -> str:
-        """64 hex digits; raises KernelError when this build fails the self-test."""
+        """64 hex digits. Raises KernelError if this build fails the self-test."""
         kernel: ExpertKernel = self
         return kernel_fingerprint(KX1_NAME, KX1_VERSION, self_test(kernel))
 
     def refusal(self, experts: LayerExperts) -> str | None:
-        """Why KX1 cannot compute these experts, or None. Scales that are not finite are found when they are read."""
-        if experts.has_bias:
-            return f"layer {experts.layer} has expert biases, which KX1 does not compute"
-        for name, stack in (("gate", experts.gate), ("up", experts.up), ("down", experts.down)):
-            reason = matrix_refusal(stack)
-            if reason is not None:
-                return f"layer {experts.layer}: {name} {reason}"
-        return None
+        """Return why KX1 cannot compute these experts, or None."""
+        return kx1_refusal(experts)
 
     def load(self, experts: LayerExperts) -> LoadedKX1Experts:
-        """Ready at once: an expert's weights are first read when it is first computed.
+        """Load without reading: an expert's weights are read when it is first computed.
 
         Raises KernelError with the reason for experts that KX1 cannot compute.
         """
@@ -96,7 +88,7 @@ class KX1Kernel:
         return LoadedKX1Experts(self._library, self._isa, self.n_threads, experts)
 
     def encode_rows(self, rows: FloatRows) -> EncodedRows:
-        """Finite f32 rows [n, d_model] in KX1's packed form, uint8 [n, row_bytes]."""
+        """Encode finite f32 rows [n, d_model] in KX1's packed form, uint8 [n, row_bytes]."""
         check_float_rows(rows)
         encoded = np.empty((len(rows), self.row_bytes(rows.shape[1])), np.uint8)
         rows = np.ascontiguousarray(rows)
@@ -109,20 +101,18 @@ class KX1Kernel:
         return encoded
 
     def row_bytes(self, d_model: int) -> int:
-        """Bytes of one packed row: 261 for each 256 values. Raises KernelError for a width that KX1 lacks."""
-        if not _is_width(d_model):
-            raise KernelError(f"rows have {d_model} values; KX1 needs {_WIDTHS}")
-        return d_model // BLOCK * PACKED_BLOCK
+        """Return the bytes of one packed row. Raises KernelError for a width that KX1 does not support."""
+        return kx1_row_bytes(d_model)
 
     def prepare(self, matrix: WeightMatrix, n_terms: int = 1) -> KX1Matrix:
         """Read a dense matrix's scales once. Raises KernelError for a matrix that KX1 cannot compute.
 
         With `n_terms` 2 a row's quantisation error is quantised and multiplied too, and the two outputs are added in
-        f32 (no further than the largest finite value): the error of the rows all but vanishes, at twice the work.
+        f32 (at most the largest finite value): the rows' error nearly vanishes, at twice the work.
         """
         if n_terms not in (1, 2):
             raise KernelError(f"n_terms is {n_terms}; it must be 1 or 2")
-        reason = matrix_refusal(matrix)
+        reason = kx1_matrix_refusal(matrix)
         if reason is not None:
             raise KernelError(f"matrix {reason}")
         exponent = _weight_exponent(self._library, matrix)
@@ -130,7 +120,7 @@ class KX1Kernel:
         return KX1Matrix(matrix, call)
 
     def linear(self, rows: FloatRows, matrices: Sequence[KX1Matrix]) -> list[FloatRows]:
-        """Finite f32 rows [n, n_in] times each matrix: f32 [n, n_out] each. The rows are quantised once for all.
+        """Multiply finite f32 rows [n, n_in] by each matrix: f32 [n, n_out] each. The rows are quantised once.
 
         Raises KernelError for rows of another width and for rows that are not finite.
         """
@@ -145,9 +135,9 @@ class KX1Kernel:
     def multiply(
         self, rows: int, n_rows: int, cols: int, matrices: Sequence[KX1Matrix], outputs: Sequence[int]
     ) -> bool:
-        """As `linear`, between addresses of contiguous f32; False for rows that are not finite.
+        """Compute `linear` between addresses of contiguous f32; return False for rows that are not finite.
 
-        Raises KernelError for a width that a matrix lacks.
+        Raises KernelError if a matrix has another width.
         """
         n = len(matrices)
         for matrix in matrices:
@@ -167,7 +157,7 @@ class LoadedKX1Experts:
 
     def __init__(self, library: native.NativeLibrary, isa: int, n_threads: int, experts: LayerExperts) -> None:
         self._library, self._isa, self._n_threads, self._experts = library, isa, n_threads, experts
-        self._row_bytes = experts.d_model // BLOCK * PACKED_BLOCK
+        self._row_bytes = kx1_row_bytes(experts.d_model)
         self._stacks = (experts.gate, experts.up, experts.down)
         self._exponents = np.full((3, experts.n_expert), NOT_YET_KNOWN, np.int32)  # [gate, up, down]
         native_stacks = [
@@ -189,9 +179,9 @@ class LoadedKX1Experts:
         return self._experts.d_model
 
     def read_scales(self, local_ids: Sequence[int] | Pairs | None = None) -> None:
-        """Find the weight exponents of these experts (None: of all), which reads their weights once.
+        """Compute the weight exponents of these experts (None: of all), which reads their weights once.
 
-        `compute` does it for the experts that it meets first. Raises KernelError for a scale that is not finite.
+        `compute` does this for experts that it has not used before. Raises KernelError for a scale that is not finite.
         """
         for local_id in range(self.n_expert) if local_ids is None else sorted({int(i) for i in local_ids}):
             for name, stack, exponents in zip(("gate", "up", "down"), self._stacks, self._exponents, strict=True):
@@ -202,7 +192,7 @@ class LoadedKX1Experts:
                         raise KernelError(f"layer {self.layer}, local expert {local_id}, {name}: {error}") from error
 
     def compute(self, rows: EncodedRows, pair_rows: Pairs, pair_ids: Pairs) -> FloatRows:
-        """f32 [n_pairs, d_model]; see LoadedExperts. Memory beside the output: see csrc/experts.h."""
+        """Compute f32 [n_pairs, d_model]; see LoadedExperts. For working memory see csrc/experts.h."""
         check_encoded_rows(rows, self._row_bytes)
         check_pairs(pair_rows, pair_ids)
         rows = np.ascontiguousarray(rows)
@@ -240,24 +230,6 @@ class LoadedKX1Experts:
         if error:
             what = "code -128" if error == native.BAD_CODE else "multiplier 0"
             raise KernelError(f"row {bad_row.value} holds {what}; codes are -127 to 127 and multipliers 1 to 15")
-
-
-_WIDTHS = f"a multiple of {BLOCK}, {BLOCK} to {MAX_COLS}"
-
-
-def _is_width(cols: int) -> bool:
-    return 0 < cols <= MAX_COLS and cols % BLOCK == 0
-
-
-def matrix_refusal(matrix: WeightMatrix | ExpertStack) -> str | None:
-    """Why KX1 cannot compute a matrix of this type and shape, or None."""
-    if matrix.quant_type not in TYPES:
-        return f"is {matrix.quant_type.name}; KX1 computes {', '.join(known.name for known in TYPES)}"
-    if not _is_width(matrix.n_in):
-        return f"has {matrix.n_in} columns; KX1 needs {_WIDTHS}"
-    if matrix.n_out < 1:
-        return f"has {matrix.n_out} rows; KX1 needs 1 or more"
-    return None
 
 
 def _native_error(error: int) -> KernelError:

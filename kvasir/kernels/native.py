@@ -1,7 +1,7 @@
-"""The C library through ctypes: found, loaded once, with every function's argument types set.
+"""The C library through ctypes: loaded once, with the argument types of every function.
 
-Called by `kx1`, `float_kernel`, `rowops` and the backbone's `stable_ops`. Calls drop the GIL. It checks nothing:
-addresses and sizes are the callers' care.
+Called by `kx1`, `rowops`, `sums` and the backbone's `stable_ops`. Calls release the GIL. Nothing is checked here:
+callers are responsible for addresses and sizes.
 """
 
 from __future__ import annotations
@@ -124,14 +124,14 @@ class NativeLibrary:
 
     @property
     def isa_names(self) -> tuple[str, ...]:
-        """The builds of the kernels that this CPU can run, best first."""
+        """Return the builds of the kernels that this CPU can run, best first."""
         names: list[str] = []
         while isa := self.lib.kv_isa_at(len(names)):
             names.append(self.lib.kv_isa_name(isa).decode())
         return tuple(names)
 
     def isa(self, name: str | None = None) -> int:
-        """The build called `name`, else the best. Raises ConfigError when it cannot run here."""
+        """Return the build called `name`, or the best one. Raises ConfigError if it cannot run here."""
         found = self.lib.kv_isa_at(0) if name is None else self.lib.kv_isa_named(name.encode())
         if not found:
             raise ConfigError(f"the kernel build {name!r} cannot run here: one of {', '.join(self.isa_names)} can")
@@ -139,13 +139,13 @@ class NativeLibrary:
 
     @property
     def n_helpers(self) -> int:
-        """Threads that the pool has made in this process."""
+        """Return the number of threads that the pool has started in this process."""
         return int(self.lib.kv_n_helpers())
 
 
 @cache
 def load() -> NativeLibrary:
-    """The library, loaded on the first call. Raises KernelError with the next step when it is not built or broken."""
+    """Load the library on the first call. Raises KernelError with the next step if it is missing or broken."""
     path = NATIVE_DIR / LIBRARY_NAME
     if not path.exists():
         raise KernelError(f"Kvasir's C library is not built ({path} is missing): {NEXT_STEP}")
@@ -165,7 +165,7 @@ def load() -> NativeLibrary:
 
 
 def available() -> bool:
-    """Whether the library is built and loads."""
+    """Return whether the library is built and loads."""
     try:
         load()
     except KernelError:
@@ -174,9 +174,9 @@ def available() -> bool:
 
 
 def address(array: npt.NDArray[Any]) -> int:
-    """Where the first element of a contiguous array lies; the caller keeps the array alive.
+    """Return the address of a contiguous array's first element; the caller keeps the array alive.
 
-    `array.ctypes.data` is the same, and several times slower: it matters where a call computes for microseconds.
+    `array.ctypes.data` is the same but several times slower, which matters for calls of microseconds.
     """
     try:
         return ctypes.addressof(c_char.from_buffer(cast(Any, array)))
@@ -185,7 +185,7 @@ def address(array: npt.NDArray[Any]) -> int:
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on: the default number of threads."""
+    """Return the number of cores that this process may use: the default number of threads."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -1,7 +1,7 @@
-"""Which kernel computes which experts: kernels by name, built when they are first wanted.
+"""The registry of kernels: by name, or the best one for given experts.
 
-Called by the worker, by the backbone's replica and by benchmarks. A kernel's own module is imported only when
-its kernel is made, so nothing pays for one that it does not use.
+Called by the worker, by the backbone's replica and by benchmarks. A kernel and its module are loaded when the kernel is
+first requested.
 """
 
 from __future__ import annotations
@@ -12,31 +12,29 @@ from functools import cache
 
 from kvasir.errors import ConfigError, KernelError
 from kvasir.experts import LayerExperts
-from kvasir.kernels.api import ExpertKernel
+from kvasir.kernels.api import FLOAT_NAME, KX1_NAME, ExpertKernel
 from kvasir.kernels.backend import CPU, Backend, on_backend
-from kvasir.kernels.fingerprint import FLOAT_NAME, KX1_NAME
 from kvasir.kernels.isa import NUMPY, wanted_isa
 
 logger = logging.getLogger(__name__)
 
 
 def kernel_named(name: str, n_threads: int | None = None, backend: Backend = CPU) -> ExpertKernel:
-    """The kernel "kx1" or "float", with `n_threads` threads (None: every usable core; numpy has one), on a backend.
+    """Return the kernel "kx1" or "float", with `n_threads` threads (None: one per usable core; numpy has one).
 
-    The same one for each call of the same arguments while KVASIR_ISA stays the same.
-
-    Raises ConfigError for an unknown name, an unknown KVASIR_ISA or one that this CPU cannot run, and for a GPU that
-    is not there; KernelError when KVASIR_ISA asks for native code that is not built.
+    Calls with the same arguments return the same kernel while KVASIR_ISA stays the same. Raises ConfigError for an
+    unknown name, for a KVASIR_ISA that is unknown or that this CPU cannot run, and for a missing GPU; KernelError if
+    KVASIR_ISA requires native code that is not built.
     """
     if name not in _FACTORIES:
-        raise ConfigError(f"kernel {name!r} is not known; it must be one of {', '.join(_FACTORIES)}")
+        raise ConfigError(f"kernel {name!r} is unknown; it must be one of {', '.join(_FACTORIES)}")
     return _made(name, wanted_isa(), n_threads, backend)
 
 
 def kernel_for(layers: Iterable[LayerExperts], n_threads: int | None = None, backend: Backend = CPU) -> ExpertKernel:
-    """The kernel for all these layers: KX1 when it can compute every one of them, else the float kernel.
+    """Return the kernel for all these layers: KX1 if it can compute every one of them, else the float kernel.
 
-    Raises KernelError with both reasons when neither can, ConfigError as `kernel_named` does.
+    Raises KernelError with both reasons if neither can, ConfigError as `kernel_named` does.
     """
     held = list(layers)
     reasons = []
@@ -53,13 +51,13 @@ def _make_kx1(isa: str | None, n_threads: int | None) -> ExpertKernel:
     from kvasir.kernels import native
 
     if isa == NUMPY or (isa is None and not native.available()):
-        from kvasir.kernels.oracle import NumpyKX1Kernel
+        from kvasir.kernels.oracle.kernel import NumpyKX1Kernel
 
         if isa is None:
             logger.warning(
-                "The native KX1 kernel is not built: experts are computed in numpy, with the same bits but 50 to 200 "
+                "the native KX1 kernel is not built: experts are computed in numpy, with the same bits but 50 to 200 "
                 "times slower (about 10 to 50 ms of CPU for a row and expert of 3072 x 1024). "
-                "Run `python -m kvasir.kernels.build`; it needs a C compiler, or `pip install ziglang`."
+                "Run `python -m kvasir.kernels.build`; it needs a C compiler, or `pip install ziglang`"
             )
         return NumpyKX1Kernel()
     from kvasir.kernels.kx1 import KX1Kernel

@@ -1,7 +1,7 @@
-"""Float row operations over numpy arrays, in C: the same bits for a row in any batch, on any build and thread count.
+"""Float row operations over numpy arrays, in C: a row has the same bits in any batch, build and thread count.
 
-Called by `float_kernel` and the backbone's `stable_ops`. `rowops_numpy` is the twin of what the float kernel needs.
-Every method returns new arrays and raises KernelError for arrays of the wrong type or shape; nothing is converted.
+Called by `float_kernel` and the backbone's `stable_ops`. `oracle.rowops` implements in numpy what the float kernel
+needs. Every method returns new arrays and raises KernelError for arrays of the wrong type or shape, without conversion.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from kvasir.kernels.api import Floats
 from kvasir.kernels.isa import NUMPY, wanted_isa
 from kvasir.kernels.native import address as _at
 
-# Of one sequence: slot, first row, rows, position of the first row; as in csrc/rowops.h.
+# One sequence's slot, first row, number of rows, and position of the first row; as in csrc/rowops.h.
 SegmentNumbers = tuple[int, int, int, int]
 MAX_CONV_WIDTH = 16
 
 
 class RowOps(Protocol):
-    """What the float kernel needs; the bits are the same whoever computes."""
+    """The operations of the float kernel. All implementations give the same bits."""
 
     def matmul(self, x: Floats, w: Floats) -> Floats:
-        """x [n, cols] times each row of w [n_out, cols]: [n, n_out], sums in 16 lanes."""
+        """Multiply x [n, cols] by each row of w [n_out, cols]: [n, n_out], summed in 16 lanes."""
         ...
 
     def silu_mul(self, gate: Floats, up: Floats) -> Floats:
-        """gate / (1 + exp(-gate)) * up, elementwise."""
+        """Return gate / (1 + exp(-gate)) * up, elementwise."""
         ...
 
 
@@ -49,7 +49,7 @@ class _Elementwise(IntEnum):
 
 
 class NativeRowOps:
-    """The C library's row operations; `isa` None is what KVASIR_ISA says, else the best build."""
+    """The C library's row operations. `isa` None: the build that KVASIR_ISA names, else the best one."""
 
     def __init__(self, isa: str | None = None, n_threads: int | None = None) -> None:
         library = native.load()
@@ -61,7 +61,7 @@ class NativeRowOps:
             raise KernelError(f"n_threads is {n_threads}; it must be 1 or more")
 
     def matmul(self, x: Floats, w: Floats) -> Floats:
-        """x [n, cols] times each row of w [n_out, cols]: [n, n_out]."""
+        """Multiply x [n, cols] by each row of w [n_out, cols]: [n, n_out]."""
         _check("x", x, None, None)
         _check("w", w, None, x.shape[1])
         out = np.empty((len(x), len(w)), np.float32)
@@ -69,37 +69,37 @@ class NativeRowOps:
         return out
 
     def rms_norm(self, x: Floats, weight: Floats, eps: float) -> Floats:
-        """x / sqrt(mean(x²) + eps) * weight over the last dimension."""
+        """Return x / sqrt(mean(x²) + eps) * weight over the last dimension."""
         _check("weight", weight, x.shape[-1])
         return self._norm(x, 1.0 / x.shape[-1], eps, weight)
 
     def l2_norm(self, x: Floats, eps: float) -> Floats:
-        """x / sqrt(sum(x²) + eps) over the last dimension."""
+        """Return x / sqrt(sum(x²) + eps) over the last dimension."""
         return self._norm(x, 1.0, eps, None)
 
     def exp(self, x: Floats) -> Floats:
-        """Within about one unit in the last place."""
+        """Return exp(x) within about one unit in the last place."""
         return self._elementwise(_Elementwise.EXP, x)
 
     def sigmoid(self, x: Floats) -> Floats:
-        """1 / (1 + exp(-x))."""
+        """Return 1 / (1 + exp(-x))."""
         return self._elementwise(_Elementwise.SIGMOID, x)
 
     def silu(self, x: Floats) -> Floats:
-        """x / (1 + exp(-x))."""
+        """Return x / (1 + exp(-x))."""
         return self._elementwise(_Elementwise.SILU, x)
 
     def softplus(self, x: Floats) -> Floats:
-        """max(x, 0) + log(1 + exp(-|x|))."""
+        """Return max(x, 0) + log(1 + exp(-|x|))."""
         return self._elementwise(_Elementwise.SOFTPLUS, x)
 
     def silu_mul(self, gate: Floats, up: Floats) -> Floats:
-        """silu(gate) * up."""
+        """Return silu(gate) * up."""
         _check("up", up, *gate.shape)
         return self._elementwise(_Elementwise.SILU_MUL, gate, up)
 
     def combine(self, partials: Floats, weights: Floats) -> Floats:
-        """Σ_j weights[t, j] * partials[t, j], j ascending: [T, n_used, d] and [T, n_used] -> [T, d]."""
+        """Return Σ_j weights[t, j] * partials[t, j], j ascending: [T, n_used, d] and [T, n_used] -> [T, d]."""
         _check("partials", partials, None, None, None)
         _check("weights", weights, *partials.shape[:2])
         n, n_used, d = partials.shape
@@ -112,7 +112,7 @@ class NativeRowOps:
     def attention(
         self, q: Floats, keys: Floats, values: Floats, segments: Sequence[SegmentNumbers], scale: float
     ) -> Floats:
-        """Causal attention: q [T, n_head, d], keys and values [n_slot, n_kv_head, n_ctx, d] -> [T, n_head, d_v]."""
+        """Attend causally: q [T, n_head, d], keys and values [n_slot, n_kv_head, n_ctx, d] -> [T, n_head, d_v]."""
         _check("q", q, None, None, None)
         n_rows, n_head, d_head = q.shape
         _check("keys", keys, None, None, None, d_head)
@@ -140,7 +140,7 @@ class NativeRowOps:
         return out
 
     def causal_conv(self, x: Floats, weight: Floats, state: Floats, segments: Sequence[SegmentNumbers]) -> Floats:
-        """Depthwise: x [T, c], weight [c, width], state [n_slot, width - 1, c], updated in place."""
+        """Convolve depthwise: x [T, c], weight [c, width], state [n_slot, width - 1, c], updated in place."""
         _check("x", x, None, None)
         _check("weight", weight, x.shape[1], None)
         width = weight.shape[1]
@@ -164,7 +164,7 @@ class NativeRowOps:
         state: Floats,
         segments: Sequence[SegmentNumbers],
     ) -> Floats:
-        """Gated delta rule; shapes as in backbone.engine.ops.interface, state [n_slot, n_v_head, d_v, d_k] in place."""
+        """Apply the gated delta rule; shapes as in backbone.engine.ops.interface, `state` is updated in place."""
         _check("q", q, None, None, None)
         _check("k", k, *q.shape)
         _check("v", v, len(q), None, None)
@@ -194,9 +194,9 @@ class NativeRowOps:
 
 
 def row_ops(n_threads: int | None = None) -> RowOps:
-    """The float kernel's row operations: in C when the library is built and KVASIR_ISA is not "numpy"."""
+    """Return the float kernel's row operations: in C if the library is built and KVASIR_ISA is not "numpy"."""
     if wanted_isa() == NUMPY or not native.available():
-        from kvasir.kernels.rowops_numpy import NumpyRowOps
+        from kvasir.kernels.oracle.rowops import NumpyRowOps
 
         return NumpyRowOps()
     return NativeRowOps(n_threads=n_threads)
@@ -223,11 +223,11 @@ def _check(name: str, array: Floats, *shape: int | None) -> None:
 def checked_segments(
     segments: Sequence[SegmentNumbers], n_rows: int, n_slot: int, n_ctx: int | None
 ) -> npt.NDArray[np.int64]:
-    """Segments as C reads them. Raises KernelError unless they cover each row once, with distinct slots that exist."""
+    """Return segments as C reads them. Raises KernelError unless they cover each row once, in distinct slots."""
     return _checked_segments(tuple(segments), n_rows, n_slot, n_ctx)
 
 
-@lru_cache(maxsize=8)  # every layer of a step asks for the same
+@lru_cache(maxsize=8)  # every layer of a step uses the same
 def _checked_segments(
     segments: tuple[SegmentNumbers, ...], n_rows: int, n_slot: int, n_ctx: int | None
 ) -> npt.NDArray[np.int64]:

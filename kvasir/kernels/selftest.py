@@ -1,7 +1,7 @@
-"""The self-test of expert kernels: fixed inputs, frozen digests of what must come out.
+"""The self-test of expert kernels: fixed inputs and frozen digests of the outputs.
 
-Called by each kernel for its fingerprint, so at every start. It goes through the kernel's public interface only,
-and catches a miscompiled, misdispatched or faulty build; it proves nothing about later work.
+Each kernel calls it for its fingerprint, at every start. It uses the kernel's public interface only, and detects a
+miscompiled, misdispatched or faulty build; it proves nothing about later computations.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from gguf import GGMLQuantizationType as Quant
 
 from kvasir.errors import KernelError
 from kvasir.experts import ExpertStack, FloatRows, LayerExperts
-from kvasir.kernels.api import EncodedRows, ExpertKernel, LoadedExperts, RowFormat
-from kvasir.kernels.fingerprint import FLOAT_NAME, KX1_NAME
+from kvasir.kernels.api import FLOAT_NAME, KX1_NAME, EncodedRows, ExpertKernel, LoadedExperts, RowFormat
 from kvasir.kernels.selftest_digests import FROZEN_DIGESTS
 from kvasir.kernels.selftest_inputs import (
     WeightKind,
@@ -28,7 +27,7 @@ from kvasir.kernels.selftest_inputs import (
 
 @dataclass(frozen=True, slots=True)
 class SelfTestCase:
-    """Two small experts, the first "plain", the second of `kind`, and the seed of all that goes in."""
+    """Two small experts, the first "plain", the second of `kind`, and the seed of all inputs."""
 
     name: str
     types: tuple[Quant, Quant, Quant]  # gate, up, down
@@ -38,7 +37,7 @@ class SelfTestCase:
     d_ff: int = 256
 
     def experts(self) -> LayerExperts:
-        """The case's weights; matrix m (gate, up, down) of expert e has seed `seed + 16 e + m`."""
+        """Make the case's weights; matrix m (gate, up, down) of expert e has seed `seed + 16 e + m`."""
         gate, up, down = self.types
         return LayerExperts(
             layer=0,
@@ -53,7 +52,7 @@ class SelfTestCase:
         return ExpertStack(quant_type, n_out, n_in, np.stack([plain, other]))
 
     def rows(self, row_format: RowFormat) -> FloatRows:
-        """Finite rows: those at the edges of KX1's format, or tame ones for a kernel that adds in f32."""
+        """Make finite rows: at the limits of KX1's format, or moderate ones for a kernel that adds in f32."""
         if row_format is RowFormat.KX1:
             return adversarial_rows(self.d_model, self.seed + 64)
         return plain_rows(8, self.d_model, self.seed + 64)
@@ -76,10 +75,10 @@ CASES = {
 
 
 def self_test(kernel: ExpertKernel) -> str:
-    """Run a kernel on its cases and return the digest of all that it gave, 64 hex digits.
+    """Run a kernel on its cases and return the digest of all outputs, 64 hex digits.
 
-    Raises KernelError, naming the case and what differed, when anything is not the frozen value, or when a row gives
-    other bits in a small call than in a large one (kernels have code of their own for few rows).
+    Raises KernelError, which names the case and the difference, if a digest is not the frozen one, or if a row has
+    other bits in a small call than in a large one (kernels have separate code for few rows).
     """
     if kernel.name not in CASES:
         raise KernelError(f"kernel {kernel.name!r} has no self-test; there are tests for {', '.join(CASES)}")
@@ -89,10 +88,10 @@ def self_test(kernel: ExpertKernel) -> str:
         for part, digest in run.digests().items():
             wanted = FROZEN_DIGESTS[kernel.name][case.name][part]
             if digest != wanted:
-                raise _failure(kernel, f"{part} of {case.name} have digest {digest[:16]}, {wanted[:16]} is right")
+                raise _failure(kernel, f"{part} of {case.name} have digest {digest[:16]} instead of {wanted[:16]}")
             total.update(bytes.fromhex(digest))
         if not run.is_same_in_small_calls():
-            raise _failure(kernel, f"rows of {case.name} give other bits in a small call than in a large one")
+            raise _failure(kernel, f"rows of {case.name} have other bits in a small call than in a large one")
     return total.hexdigest()
 
 
@@ -105,17 +104,17 @@ def _failure(kernel: ExpertKernel, what: str) -> KernelError:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CaseRun:
-    """What a kernel gave for one case."""
+    """A kernel's inputs and outputs for one case."""
 
     case: SelfTestCase
     made_rows: EncodedRows  # as the kernel encoded them
-    rows: EncodedRows  # those, and for KX1 three that only a stranger would send
+    rows: EncodedRows  # those, and for KX1 three valid rows that its encoder never makes
     loaded: LoadedExperts
     outputs: FloatRows  # [2 n_rows, d_model]: each row on the first expert, then on the second
 
     @classmethod
     def of(cls, kernel: ExpertKernel, case: SelfTestCase) -> CaseRun:
-        """Run a case in one call, with the pairs of the two experts by turns."""
+        """Run a case in one call, alternating between the two experts."""
         made_rows = rows = kernel.encode_rows(case.rows(kernel.row_format))
         if kernel.row_format is RowFormat.KX1:
             rows = np.concatenate([rows, legal_packed_rows(case.d_model, case.seed + 65)])
@@ -124,7 +123,7 @@ class CaseRun:
         return cls(case, made_rows, rows, loaded, loaded.compute(rows, numbers // 2, numbers % 2))
 
     def digests(self) -> dict[str, str]:
-        """SHA-256 of the encoded rows and of each expert's outputs for all rows, in order, little-endian."""
+        """Hash the encoded rows and each expert's outputs for all rows, in order, little-endian."""
         return {
             "encoded rows": _sha256(self.made_rows),
             "outputs of the first expert (plain)": _sha256(self.outputs[0::2].astype("<f4")),
@@ -132,7 +131,7 @@ class CaseRun:
         }
 
     def is_same_in_small_calls(self) -> bool:
-        """Whether calls of one to three pairs of one expert give the same bits, for some of the rows."""
+        """Return whether calls of one to three pairs of one expert give the same bits, for some of the rows."""
         for expert in (0, 1):
             for n_pairs in (1, 2, 3):
                 numbers = np.arange(len(self.rows) - n_pairs, len(self.rows), dtype=np.int32) - expert

@@ -1,6 +1,6 @@
 """Frozen digests of the self-test, by kernel, case and part: see `selftest`.
 
-Written by tests/golden/make_selftest.py. They change only with the version of a kernel; a difference is a fault of the
+Written by tests/golden/make_selftest.py. They change only with the version of a kernel: a difference is a defect of the
 build, never a reason to edit this file.
 """
 

@@ -1,7 +1,7 @@
-"""Inputs that every build of a kernel can make for itself: words from a counter, and weights and rows from words.
+"""Generated test inputs: words from a counter, and weights and rows from words.
 
-Called by `selftest` and by the script that makes the golden vectors. Integers only and no files, so that C,
-JavaScript and WGSL make the same bytes; docs/reference/kx1.md ("Inputs without files") specifies all of it.
+Called by `selftest` and by the script that makes the golden vectors. Only integers and no files, so that C, JavaScript
+and WGSL make the same bytes; docs/reference/kx1.md ("Inputs without files") specifies them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FLOAT_BIASES = {Quant.F32: 127, Quant.F16: 15, Quant.BF16: 127}
 
 
 def words(seed: int, n: int) -> U32:
-    """Words 0 to n-1 of stream `seed`: a Weyl sequence through a 32-bit mixer."""
+    """Return words 0 to n-1 of stream `seed`: a Weyl sequence through a 32-bit mixer."""
     with np.errstate(over="ignore"):
         x = np.uint32(seed & 0xFFFFFFFF) + np.arange(1, n + 1, dtype=np.uint32) * np.uint32(0x9E3779B9)
         x = np.asarray((x ^ (x >> 16)) * np.uint32(0x85EBCA6B), np.uint32)
@@ -46,15 +46,15 @@ def words(seed: int, n: int) -> U32:
 
 
 def stream_bytes(seed: int, n: int) -> Bytes:
-    """The first n bytes of stream `seed`: its words, low byte first."""
+    """Return the first n bytes of stream `seed`: its words, low byte first."""
     return words(seed, -(-n // 4)).astype("<u4").view(np.uint8)[:n]
 
 
 def made_weights(quant_type: Quant, n_out: int, n_in: int, seed: int, kind: WeightKind = "plain") -> Bytes:
-    """Bytes of a matrix of n_out rows of n_in weights: [n_out * row_bytes].
+    """Return the bytes of a matrix of n_out rows of n_in weights: [n_out * row_bytes].
 
-    Codes are the stream's bytes, or for "low" and "high" the codes and sub-scales whose sums are largest.
-    Scales are finite: tiny and positive for "plain", any bits otherwise. F32, F16 and BF16: "plain" only.
+    Codes are the stream's bytes, or for "low" and "high" the codes and sub-scales with the largest sums. Scales are
+    finite: tiny and positive for "plain", else any finite bits. F32, F16 and BF16 have "plain" only.
     """
     n_bytes = n_out * row_bytes(quant_type, n_in)
     if quant_type in FLOAT_WIDTHS:
@@ -73,7 +73,7 @@ def made_weights(quant_type: Quant, n_out: int, n_in: int, seed: int, kind: Weig
 
 
 def _scales(drawn: U32, kind: WeightKind) -> U16:
-    """Finite f16 bits from words: exponent fields 0 to 3 for "plain", else any that is not 31."""
+    """Return finite f16 bits from words: exponent fields 0 to 3 for "plain", else 0 to 30."""
     if kind == "plain":
         return ((((drawn >> 16) & 3) << 10) | (drawn & 1023)).astype(np.uint16)
     bits = drawn & 0xFFFF
@@ -81,7 +81,7 @@ def _scales(drawn: U32, kind: WeightKind) -> U16:
 
 
 def _float_weights(quant_type: Quant, n_bytes: int, seed: int) -> Bytes:
-    """Numbers of either sign from 1/256 up to 1, any mantissa."""
+    """Return numbers of either sign from 1/256 up to 1, with any mantissa."""
     width, mantissa_bits = FLOAT_WIDTHS[quant_type]
     drawn = words(seed, n_bytes // width)
     field = FLOAT_BIASES[quant_type] - 8 + ((drawn >> 23) & 7)
@@ -90,14 +90,14 @@ def _float_weights(quant_type: Quant, n_bytes: int, seed: int) -> Bytes:
 
 
 def plain_rows(n: int, cols: int, seed: int) -> FloatRows:
-    """Rows [n, cols] of either sign from 1/256 up to 1, any mantissa: word i of the stream is value i."""
+    """Return rows [n, cols] of either sign from 1/256 up to 1, with any mantissa: word i of the stream is value i."""
     drawn = words(seed, n * cols)
     bits = (drawn & 0x80000000) | ((119 + ((drawn >> 23) & 7)) << 23) | (drawn & 0x7FFFFF)
     return bits.astype(np.uint32).view(np.float32).reshape(n, cols)
 
 
 def adversarial_rows(cols: int, seed: int) -> FloatRows:
-    """Rows [17, cols] at the edges of the format: docs/reference/kx1.md lists them in this order."""
+    """Return rows [17, cols] at the limits of the format, in the order of docs/reference/kx1.md."""
     at = np.arange(cols, dtype=np.uint32)
     drawn = words(seed, cols)
     sign, mantissa = drawn & 0x80000000, drawn & 0x7FFFFF
@@ -112,7 +112,7 @@ def adversarial_rows(cols: int, seed: int) -> FloatRows:
         sign | mantissa,  # subnormals and zeros of both signs
         constant(0x80800000),  # -2^-126
         constant(0x7F7FFFFF),  # the largest finite value
-        0x7F7FFFFF | (at % 2 << 31),  # and its negative, by turns
+        0x7F7FFFFF | (at % 2 << 31),  # alternating with its negative
         np.where(at == cols // 3, 0x3F800000, 0),  # a single 1
         0x3F333333 | (at % 2 << 31),  # 0.7 and -0.7
         sign | (np.where(field == 255, 127, field) << 23) | mantissa,  # any finite bits
@@ -130,7 +130,7 @@ def adversarial_rows(cols: int, seed: int) -> FloatRows:
 
 
 def _ties(drawn: U32, at: npt.NDArray[np.uint32]) -> U32:
-    """f32 bits of 127 first in each sub-block, then of c + 1/2 with c from -127 to 126."""
+    """Return f32 bits of 127 first in each sub-block, then of c + 1/2 with c from -127 to 126."""
     twice = np.where(at % 32 == 0, 254, 2 * ((drawn >> 8) % 254).astype(np.int32) - 253)  # twice the value
     magnitude = np.abs(twice).astype(np.uint32)
     length = sum((magnitude >= (1 << bit)).astype(np.uint32) for bit in range(8))  # highest set bit, from 1
@@ -140,9 +140,9 @@ def _ties(drawn: U32, at: npt.NDArray[np.uint32]) -> U32:
 
 
 def legal_packed_rows(cols: int, seed: int) -> Bytes:
-    """Packed KX1 rows [3, cols / 256 * 261] that no quantiser makes and every kernel must accept.
+    """Return packed KX1 rows [3, cols / 256 * 261] that no quantiser makes and every kernel must accept.
 
-    Any codes, multipliers and exponents; then the largest sums there are, positive and negative.
+    The first has arbitrary codes, multipliers and exponents, the others the largest positive and negative sums.
     """
     n_blocks = cols // 256
     rows = stream_bytes(seed, 3 * n_blocks * 261).reshape(3, n_blocks, 261).copy()

@@ -1,7 +1,7 @@
-"""Sums of weighted outputs as integers (docs/reference/kx1.md, step 7), for a backbone that asks for sums.
+"""Sums of weighted outputs as integers (docs/reference/kx1.md, step 7): a worker's answer if a backbone asks for sums.
 
-Called by the worker, the dispatcher and the audits. In C where the library is built, else in numpy with the same bits.
-Integer sums associate, so a row's total does not depend on which worker summed which of its pairs.
+Called by the worker, the dispatcher and the audits. Computed in C if the library is built, else in numpy with the same
+bits. Integer addition is associative, so a row's total does not depend on which worker summed which of its pairs.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import numpy.typing as npt
 
 from kvasir.errors import KernelError
 from kvasir.experts import FloatRows
-from kvasir.kernels import native, sums_oracle
+from kvasir.kernels import native
 from kvasir.kernels.api import Pairs
 from kvasir.kernels.memory_pool import POOL
 from kvasir.kernels.native import address
+from kvasir.kernels.oracle import sums as sums_oracle
 
 BLOCK = 256
 LIMIT = 1 << 26  # of one pair's integer
@@ -29,9 +30,9 @@ Weights = npt.NDArray[np.float32]  # [n_pairs]
 def sum_outputs(
     outputs: FloatRows, weights: Weights, pair_rows: Pairs, exponents: Exponents, *, n_threads: int = 1
 ) -> RowSums:
-    """Σ over each row's pairs of round(weight · output / 2^exponent): i32 [n_rows, d] from f32 [n_pairs, d].
+    """Return Σ over each row's pairs of round(weight · output / 2^exponent): i32 [n_rows, d] from f32 [n_pairs, d].
 
-    `pair_rows` [n_pairs] says whose row a pair is, `exponents` has one for each row. Raises KernelError for
+    `pair_rows` [n_pairs] is the row of each pair, `exponents` [n_rows] has one for each row. Raises KernelError for
     weights that are not finite, exponents out of range, more than 31 pairs of a row, and shapes that disagree.
     """
     check_sum_request(weights, pair_rows, exponents, len(exponents))
@@ -58,7 +59,7 @@ def sum_outputs(
 
 
 def check_sum_request(weights: Weights, pair_rows: Pairs, exponents: Exponents, n_rows: int) -> None:
-    """Raise KernelError for a request for sums that no kernel answers, naming the value."""
+    """Raise KernelError that names the value for an invalid request for sums."""
     if weights.shape != pair_rows.shape or weights.dtype != np.float32:
         raise KernelError(f"weights are {weights.dtype} {weights.shape}; f32 {pair_rows.shape} is needed")
     if not np.isfinite(weights).all():
@@ -67,19 +68,19 @@ def check_sum_request(weights: Weights, pair_rows: Pairs, exponents: Exponents, 
         raise KernelError(f"there are {len(exponents)} exponents for {n_rows} rows")
     if n_rows and not (exponents.min() >= MIN_EXPONENT and exponents.max() <= MAX_EXPONENT):
         raise KernelError(
-            f"exponents are {exponents.min()} to {exponents.max()}; {MIN_EXPONENT} to {MAX_EXPONENT} is right"
+            f"exponents are {exponents.min()} to {exponents.max()}; they must be from {MIN_EXPONENT} to {MAX_EXPONENT}"
         )
     if not len(pair_rows):
         return
     if pair_rows.min() < 0 or pair_rows.max() >= n_rows:
-        raise KernelError(f"pairs are of rows {pair_rows.min()} to {pair_rows.max()}; there are {n_rows} rows")
+        raise KernelError(f"pairs belong to rows {pair_rows.min()} to {pair_rows.max()}; there are {n_rows} rows")
     most = int(np.bincount(pair_rows, minlength=1).max())
     if most > MAX_PAIRS_OF_ROW:
         raise KernelError(f"a row has {most} pairs; sums hold at most {MAX_PAIRS_OF_ROW}")
 
 
 def sums_to_float(sums: RowSums, exponents: Exponents, *, n_threads: int = 1) -> FloatRows:
-    """The values that integers stand for: f32 [n_rows, d], sums · 2^exponents rounded once, to nearest even."""
+    """Return sums · 2^exponents as f32 [n_rows, d], rounded once, to nearest even."""
     if not native.available():
         return sums_oracle.to_float(sums, exponents)
     sums, exponents = np.ascontiguousarray(sums, np.int32), np.ascontiguousarray(exponents, np.int32)
@@ -90,7 +91,7 @@ def sums_to_float(sums: RowSums, exponents: Exponents, *, n_threads: int = 1) ->
 
 
 def pack_sums(sums: RowSums) -> npt.NDArray[np.uint8]:
-    """The packed form in which sums travel: for each 256 values a width and as many bits a value."""
+    """Pack sums for the wire: for each 256 values a width in bits, then each value with that width."""
     sums = np.ascontiguousarray(sums, np.int32)
     _check_width(sums.shape[1])
     if not native.available():
@@ -101,7 +102,7 @@ def pack_sums(sums: RowSums) -> npt.NDArray[np.uint8]:
 
 
 def unpack_sums(packed: npt.NDArray[np.uint8], n_rows: int, d: int) -> RowSums:
-    """The reverse: i32 [n_rows, d]. Raises KernelError for bytes that `pack_sums` does not write."""
+    """Unpack sums i32 [n_rows, d]. Raises KernelError for bytes that `pack_sums` does not write."""
     _check_width(d)
     packed = np.ascontiguousarray(packed, np.uint8)
     if not native.available():
@@ -116,7 +117,7 @@ def unpack_sums(packed: npt.NDArray[np.uint8], n_rows: int, d: int) -> RowSums:
 
 
 def packed_bound(n_rows: int, d: int) -> int:
-    """The most bytes that packed sums can have."""
+    """Return the most bytes that packed sums can have."""
     return n_rows * (d // BLOCK) * (1 + 4 * BLOCK)
 
 

@@ -1,5 +1,5 @@
-"""Model files cut into slices: facts of a model, expert ranges, byte plans, manifests.
+"""Slices of model files: facts of a model, expert ranges, byte plans, manifests.
 
-`kvasir slice`, slice servers, workers and the market enter by `model_card`, `slice_plan` and `slices`.
+`kvasir slice`, slice servers, workers, the market and the backbone enter by `model_card`, `slices` and `slice_file`.
 It never computes an expert and does no network I/O.
 """

@@ -1,9 +1,9 @@
-"""What a budget holds: how many experts fit into the bytes that a node is willing to give.
+"""How many experts fit into a budget of bytes.
 
     experts = floor((budget - WORKER_OVERHEAD_BYTES) / bytes of an expert)
 
-A worker keeps nothing per expert but the slice's own mapped bytes, so the only constant is the process itself:
-interpreter, numpy, buffers of the requests in flight. `kvasir inspect` and volunteers ask it before fetching anything.
+Per expert a worker keeps only the mapped bytes of its slice. The constant is the process itself: interpreter, numpy,
+buffers of the requests in flight. `kvasir inspect` and workers compute this before anything is downloaded.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from __future__ import annotations
 from kvasir.errors import ConfigError
 from kvasir.slicing.model_card import ModelCard
 
-# The allowance for a worker beside its slice. A worker that waits takes some 55 MB of it (benchmarks/bench_load.py
-# measures that); the rest is for requests in flight, which the worker's own --max-inflight-mb and --max-clients bound.
+# Memory of a worker beside its slice. An idle worker takes about 55 MB of it (measured by benchmarks/bench_load.py);
+# the rest is for requests in flight, which --max-inflight-mb and --max-clients bound.
 WORKER_OVERHEAD_BYTES = 150_000_000
 
 
 def experts_for_budget(card: ModelCard, budget_bytes: int, layer: int | None = None) -> int:
-    """Experts that a worker with this budget holds, at most those there are.
+    """Return how many experts a worker with this budget can hold, at most those that exist.
 
-    Of one layer if it is named; else of any layers, counted with the largest expert, so that the promise holds
-    whichever it is given. Raises ConfigError for a negative budget, SliceError for a layer without experts.
+    They are of one layer if it is named, else of any layers: then the size of the largest expert counts, so that the
+    number holds for any choice. Raises ConfigError for a negative budget, SliceError for a layer without experts.
     """
     if budget_bytes < 0:
         raise ConfigError(f"a budget of {budget_bytes} bytes is not possible; it must be 0 or more")
@@ -30,7 +30,7 @@ def experts_for_budget(card: ModelCard, budget_bytes: int, layer: int | None = N
 
 
 def whole_layers_for_budget(card: ModelCard, budget_bytes: int) -> int:
-    """Layers whose experts fit all together, taken from the first one on."""
+    """Return how many layers, from the first one on, fit with all of their experts."""
     left = budget_bytes - WORKER_OVERHEAD_BYTES
     n_layers = 0
     for item in card.layers:

@@ -1,4 +1,4 @@
-"""Expert ranges as text and as sorted sets: what `--experts` takes and what a slice covers."""
+"""Expert ranges: parsed from `--experts`, merged, and checked against a model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PIECE = re.compile(r"(?P<layer>\*|\d{1,6}):(?P<start>\d{1,9})-(?P<stop>\d{1,9})
 def parse_ranges(text: str, moe_layers: Sequence[int] = ()) -> tuple[ExpertRange, ...]:
     """Parse "0:0-8,1:0-8" or "*:0-8": layer, first expert, and the expert to stop before; comma-separated.
 
-    "*" stands for every layer in `moe_layers`. Raises SliceError naming the piece that is wrong.
+    "*" stands for every layer in `moe_layers`. Raises SliceError that names the invalid piece.
     """
     ranges: list[ExpertRange] = []
     for raw_piece in text.split(","):
@@ -31,12 +31,12 @@ def parse_ranges(text: str, moe_layers: Sequence[int] = ()) -> tuple[ExpertRange
         elif moe_layers:
             ranges.extend(ExpertRange(layer, start, stop) for layer in moe_layers)
         else:
-            raise SliceError(f"expert range {piece!r} needs a model to say which layers there are")
+            raise SliceError(f"expert range {piece!r} needs a model, because * stands for its layers")
     return tuple(ranges)
 
 
 def merge_ranges(ranges: Iterable[ExpertRange]) -> tuple[ExpertRange, ...]:
-    """The same experts as sorted ranges that neither overlap nor touch within a layer."""
+    """Return the same experts as sorted ranges that neither overlap nor touch within a layer."""
     merged: list[ExpertRange] = []
     for item in sorted(ranges):
         last = merged[-1] if merged else None
@@ -48,7 +48,7 @@ def merge_ranges(ranges: Iterable[ExpertRange]) -> tuple[ExpertRange, ...]:
 
 
 def check_ranges(ranges: Iterable[ExpertRange], card: ModelCard) -> None:
-    """Raises SliceError naming the first range that is not in the model; nothing is ever clipped to fit."""
+    """Raise SliceError that names the first range outside the model; ranges are never clipped."""
     for item in ranges:
         card.moe_layer(item.layer)
         if item.stop > card.n_expert:

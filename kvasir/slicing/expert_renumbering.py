@@ -1,8 +1,8 @@
-"""Writes a model again with the experts of its layers in another order: the same model, to rounding in its router.
+"""Write a model with the experts of its layers in another order: the same model except for rounding in its router.
 
-Ranges of consecutive experts are what workers hold, so an order in which experts that rows call together are
-neighbours sends a row to fewer workers. `manage.py renumber_experts` calls it. The new file is another model to the
-swarm: it has a fingerprint of its own.
+Workers hold ranges of consecutive experts. If experts that rows use together are neighbours, a row goes to fewer
+workers. `manage.py renumber_experts` calls it. The new file has another fingerprint, so the swarm takes it for another
+model.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _NAME = re.compile(r"blk\.(\d+)\.(?:ffn_\w+_exps|ffn_gate_inp|exp_probs_b)(?:\.\
 
 
 def renumber_experts(source: Path, target: Path, orders: Mapping[int, Sequence[int]]) -> None:
-    """Write `source` as `target` with expert `orders[layer][i]` of a layer as its number i; other layers stay.
+    """Write `source` to `target` with expert `orders[layer][i]` of a layer as its number i; other layers stay.
 
-    Raises GGUFError for a file that cannot be read or is split, and ConfigError for an order that is none of the
-    layer's experts or where a layer has none. `target` appears when it is complete.
+    Raises GGUFError for a file that cannot be read or is split, and ConfigError for an order that is not a permutation
+    of the layer's experts, or for a layer without experts. `target` appears once it is complete.
     """
     with GGUFIndex.open(source) as index:
         if len(index.parts) > 1:
@@ -46,7 +46,7 @@ def renumber_experts(source: Path, target: Path, orders: Mapping[int, Sequence[i
 
 
 def _of_experts(index: GGUFIndex) -> list[tuple[int, TensorInfo]]:
-    """Tensors whose outermost dimension counts experts, with their layers."""
+    """Return the tensors whose outermost dimension is the expert, with their layers."""
     named = [(_NAME.fullmatch(name), info) for name, info in index.tensors.items()]
     return [(int(match[1]), info) for match, info in named if match]
 
@@ -54,11 +54,11 @@ def _of_experts(index: GGUFIndex) -> list[tuple[int, TensorInfo]]:
 def _check_order(info: TensorInfo, order: np.ndarray) -> None:
     n_expert = info.shape[0]
     if order.shape != (n_expert,) or not np.array_equal(np.sort(order), np.arange(n_expert)):
-        raise ConfigError(f"{info.name} has {n_expert} experts; the order must name each of them once")
+        raise ConfigError(f"{info.name} has {n_expert} experts; the order must name each once")
 
 
 def _write(index: GGUFIndex, info: TensorInfo, order: np.ndarray, mapping: mmap.mmap) -> None:
-    """One expert at a time, so that memory stays small."""
+    """Copy one expert at a time, to keep memory small."""
     n_bytes = info.n_bytes // info.shape[0]
     for place, expert in enumerate(order.tolist()):
         at = info.offset + place * n_bytes

@@ -1,7 +1,8 @@
-"""Which tensors of a GGUF file are routed experts, checked layer by layer.
+"""The tensors of a GGUF file that hold routed experts, found and checked layer by layer.
 
-`model_card` describes them, `slices` cuts them, `layer_experts` hands them to kernels. An expert is contiguous in
-each of its tensors, because the expert index is the outermost dimension. What is not understood is refused by name.
+`model_card` describes them, `slices` cuts them, `layer_experts` passes them to kernels. An expert is contiguous in each
+of its tensors, because the expert index is the outermost dimension. Unknown expert tensors raise an error that names
+them.
 """
 
 from __future__ import annotations
@@ -47,25 +48,39 @@ class ExpertTensors:
 
     @property
     def all_tensors(self) -> tuple[TensorInfo, ...]:
-        """Weights, then biases."""
+        """Return the weights, then the biases."""
         return self.weights + self.biases
 
     @property
     def expert_bytes(self) -> int:
-        """Stored bytes of one expert: its share of every tensor."""
+        """Return the stored bytes of one expert over all tensors."""
         return sum(info.n_bytes for info in self.all_tensors) // self.n_expert
 
     @property
     def quant_types(self) -> tuple[GGMLQuantizationType, GGMLQuantizationType, GGMLQuantizationType]:
-        """The types of gate, up and down."""
+        """Return the types of gate, up and down."""
         return self.weights[0].quant_type, self.weights[-2].quant_type, self.weights[-1].quant_type
 
 
-def find_expert_tensors(index: GGUFIndex, n_layer: int) -> dict[int, ExpertTensors]:
-    """The experts of layers 0 to `n_layer` - 1, by layer in ascending order; layers without experts are left out.
+@dataclass(frozen=True, slots=True)
+class BytePlace:
+    """`n_bytes` bytes at `offset` of part number `part` of a GGUF file or split set."""
 
-    Tensors of later layers (multi-token prediction) are passed over. Raises UnsupportedModelError for expert tensors
-    that are not understood, GGUFError for a layer whose tensors do not fit together.
+    part: int
+    offset: int
+    n_bytes: int
+
+    @property
+    def stop(self) -> int:
+        """Return the first offset after these bytes."""
+        return self.offset + self.n_bytes
+
+
+def find_expert_tensors(index: GGUFIndex, n_layer: int) -> dict[int, ExpertTensors]:
+    """Return the experts of layers 0 to `n_layer` - 1 in ascending order, without layers that have none.
+
+    Tensors of later layers (multi-token prediction) are ignored. Raises UnsupportedModelError for unknown expert
+    tensors, GGUFError for a layer whose tensors do not fit together.
     """
     found: dict[int, dict[str, TensorInfo]] = {}
     for name, info in index.tensors.items():
@@ -77,8 +92,17 @@ def find_expert_tensors(index: GGUFIndex, n_layer: int) -> dict[int, ExpertTenso
     return {layer: _checked(layer, found[layer]) for layer in sorted(found)}
 
 
+def expert_places(tensors: ExpertTensors, local_id: int) -> tuple[BytePlace, ...]:
+    """Return the places of one expert's bytes in the order of its digest: weights, then biases."""
+    places = []
+    for info in tensors.all_tensors:
+        n_bytes = info.n_bytes // tensors.n_expert
+        places.append(BytePlace(info.part, info.offset + local_id * n_bytes, n_bytes))
+    return tuple(places)
+
+
 def layer_experts(index: GGUFIndex, tensors: ExpertTensors) -> LayerExperts:
-    """All experts of a layer as views of the mapped file; fused gate and up become strided stacks."""
+    """Return all experts of a layer as views of the mapped file; fused gate and up become strided stacks."""
     if tensors.is_fused:
         both = _stack(index, tensors.weights[0])
         half = both.n_out // 2
@@ -118,7 +142,7 @@ def _stack(index: GGUFIndex, info: TensorInfo) -> ExpertStack:
 
 
 def layer_of(tensor_name: str) -> int | None:
-    """The layer number of a tensor named `blk.{layer}.…`, or None."""
+    """Return the layer number of a tensor named `blk.{layer}.…`, or None."""
     match = _LAYER.match(tensor_name)
     return None if match is None else int(match["layer"])
 
@@ -129,11 +153,11 @@ def _refuse_unknown(name: str, n_layer: int) -> None:
         return
     if _PER_EXPERT_TENSOR.fullmatch(name):
         raise UnsupportedModelError(
-            f"tensor {name!r} holds a single expert, the layout of 2023; convert the model anew to get stacked experts"
+            f"tensor {name!r} holds a single expert, a layout of 2023; convert the model again to get stacked experts"
         )
     if "exps" in name:
         raise UnsupportedModelError(
-            f"tensor {name!r} is not understood: experts are gate, up, down (or gate_up) weights and biases"
+            f"tensor {name!r} is not supported: experts are gate, up, down (or gate_up) weights and biases"
         )
 
 
@@ -158,7 +182,7 @@ def _weight_keys(layer: int, named: dict[str, TensorInfo]) -> Iterable[str]:
     if has in (["gate.weight", "up.weight", "down.weight"], ["gate_up.weight", "down.weight"]):
         fused_bias, split_bias = "gate_up.bias" in named, "gate.bias" in named or "up.bias" in named
         if (fused_bias and len(has) == 3) or (split_bias and len(has) == 2):
-            raise UnsupportedModelError(f"layer {layer}: one of expert weights and biases is fused and the other not")
+            raise UnsupportedModelError(f"layer {layer}: of expert weights and biases only one is fused")
         return has
     if has == ["up.weight", "down.weight"]:
         raise UnsupportedModelError(f"layer {layer}: experts without a gate matrix are not supported")
@@ -176,4 +200,4 @@ def _check_dims(weights: tuple[TensorInfo, ...], n_dims: int) -> None:
 
 def _check_shape(info: TensorInfo, shape: tuple[int, ...]) -> None:
     if info.shape != shape:
-        raise GGUFError(f"tensor {info.name!r} has shape {info.shape}; its layer's other tensors ask for {shape}")
+        raise GGUFError(f"tensor {info.name!r} has shape {info.shape}; its layer's other tensors require {shape}")

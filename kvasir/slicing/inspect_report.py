@@ -1,6 +1,6 @@
-"""What `kvasir inspect` says about a model or a slice: as text for people and as plain values for JSON.
+"""The report of `kvasir inspect` about a model or a slice: text for people and plain values for JSON.
 
-`cli` prints it. It reads model cards and slice facts only, never weights.
+`cli` prints it. It reads model cards and slice facts, never weights.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ USUAL_BUDGETS = (512 << 20, 2 << 30, 8 << 30, 32 << 30)
 
 
 def model_values(card: ModelCard, n_parts: int, budgets: Sequence[int]) -> dict[str, object]:
-    """Everything that `model_text` shows, for JSON; sizes in bytes."""
+    """Return the content of `model_text` for JSON, with sizes in bytes."""
     return {
         "architecture": card.architecture,
         "engine_runs_it": card.is_engine_architecture,
@@ -61,12 +61,12 @@ def _layer_values(layer: MoeLayer) -> dict[str, object]:
 
 
 def model_text(card: ModelCard, n_parts: int, budgets: Sequence[int]) -> str:
-    """A page about the model: its shape, its bytes, its experts by kind of layer, and what budgets hold."""
+    """Describe a model: its shape, its sizes, its experts by kind of layer, and what fits into budgets."""
     return "\n\n".join([_summary(card, n_parts), _layer_table(card), _budget_table(card, budgets)])
 
 
 def slice_values(slice_file: SliceFile) -> dict[str, object]:
-    """What a slice holds, for JSON."""
+    """Return the content of `slice_text` for JSON."""
     facts = slice_file.facts
     return {
         "architecture": facts.architecture,
@@ -83,7 +83,7 @@ def slice_values(slice_file: SliceFile) -> dict[str, object]:
 
 
 def slice_text(slice_file: SliceFile) -> str:
-    """A few lines about a slice."""
+    """Describe a slice in a few lines."""
     facts = slice_file.facts
     held = ",".join(f"{item.layer}:{item.start}-{item.stop}" for item in facts.ranges)
     rows = [
@@ -159,7 +159,7 @@ def _budget_table(card: ModelCard, budgets: Sequence[int]) -> str:
 
 
 def _printable(text: str) -> str:
-    """A name out of a file, made safe for a terminal: short, and without control characters."""
+    """Make a name from a file safe for a terminal: short, and without control characters."""
     return "".join(letter if letter.isprintable() else "?" for letter in text[:200])
 
 
@@ -171,7 +171,7 @@ def _table(rows: Sequence[tuple[str, ...]]) -> str:
 
 
 def _numbers_text(numbers: Iterable[int]) -> str:
-    """ "0-3, 7" for 0, 1, 2, 3, 7."""
+    """Format numbers as runs: "0-3, 7" for 0, 1, 2, 3, 7."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and runs[-1][1] == number - 1:

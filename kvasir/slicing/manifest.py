@@ -1,14 +1,15 @@
-"""The manifest: a SHA-256 for each expert, so that whoever fetched a slice can tell that every byte of it is right.
+"""The manifest: a SHA-256 for each expert, with which every byte of a downloaded slice can be verified.
 
-`kvasir slice --manifest` writes one from the model, `kvasir verify` checks a slice against it. An expert's digest runs
-over its gate weights, up weights and down weights as stored, then over its gate, up and down biases (f32) where it has
-them. It is the same whether gate and up are fused in the file or not, and in whichever slice the expert travels.
+`kvasir slice --manifest` writes one from the model, `kvasir verify` checks a slice against it; slice servers and
+workers use it too. An expert's digest is computed over its gate, up and down weights as stored, then over its gate, up
+and down biases (f32) if it has them. It does not depend on whether gate and up are fused in the file, or on the slice.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping
@@ -16,17 +17,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from kvasir.errors import SliceError
+from kvasir.errors import GGUFError, SliceError
 from kvasir.experts import ExpertRange, LayerExperts
 from kvasir.gguf.index import GGUFIndex
 from kvasir.slicing.expert_ranges import check_ranges, merge_ranges
-from kvasir.slicing.expert_tensors import find_expert_tensors, layer_experts
+from kvasir.slicing.expert_tensors import BytePlace, find_expert_tensors, layer_experts
 from kvasir.slicing.model_card import ModelCard
 from kvasir.slicing.slice_file import SliceFile
 
 FORMAT = "kvasir-manifest-1"
 ORDER = "gate weights, up weights, down weights, gate bias, up bias, down bias"
 MANIFEST_MAX_BYTES = 64 << 20
+READ_BYTES = 1 << 20
 
 Progress = Callable[[int, int], None]  # experts hashed so far, experts in all
 
@@ -35,7 +37,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
 class ExpertKey(NamedTuple):
-    """One expert of a model; written "layer/expert" in the file."""
+    """One expert of a model; "layer/expert" in the file."""
 
     layer: int
     expert: int
@@ -65,7 +67,7 @@ class Manifest:
         ranges: Iterable[ExpertRange] | None = None,
         progress: Progress | None = None,
     ) -> Manifest:
-        """Hash experts of an open model, all of them unless `ranges` says which. SliceError for others."""
+        """Hash experts of an open model: `ranges`, or all. Raises SliceError for a range outside the model."""
         if ranges is None:
             ranges = [ExpertRange(layer, 0, card.n_expert) for layer in card.moe_layers]
         merged = merge_ranges(ranges)
@@ -87,7 +89,7 @@ class Manifest:
 
     @classmethod
     def load(cls, path: Path | str) -> Manifest:
-        """Read a manifest file; raises SliceError for anything that is not one."""
+        """Read a manifest file. Raises SliceError if it is not valid."""
         path = Path(path)
         try:
             if path.stat().st_size > MANIFEST_MAX_BYTES:
@@ -99,9 +101,9 @@ class Manifest:
 
     @classmethod
     def from_content(cls, content: object, source: str) -> Manifest:
-        """The manifest in parsed JSON; other keys than its own are passed over. `source` names it in errors.
+        """Return the manifest in parsed JSON, ignoring unknown keys. `source` names it in errors.
 
-        Raises SliceError for anything that is not one.
+        Raises SliceError if it is not valid.
         """
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise SliceError(f"{source}: not a manifest: its format is not {FORMAT!r}")
@@ -111,7 +113,7 @@ class Manifest:
         return cls(name, fingerprint, dict(_parse_entry(source, key, entry) for key, entry in entries.items()))
 
     def content(self) -> dict[str, object]:
-        """The manifest as JSON values."""
+        """Return the manifest as JSON values."""
         return {
             "format": FORMAT,
             "model": self.model_name,
@@ -124,7 +126,7 @@ class Manifest:
         }
 
     def save(self, path: Path | str) -> None:
-        """Write the manifest as JSON, complete or not at all. Raises SliceError when it cannot be written."""
+        """Write the manifest as JSON, atomically. Raises SliceError if it cannot be written."""
         path = Path(path)
         temporary = path.with_name(f".kvasir-{secrets.token_hex(6)}.partial")
         try:
@@ -136,8 +138,10 @@ class Manifest:
             temporary.unlink(missing_ok=True)
 
     def verify(self, slice_file: SliceFile, progress: Progress | None = None) -> None:
-        """Hash every expert of a slice and compare. Raises SliceError naming the first expert that is not as it should
-        be, or not in this manifest, or when the slice is of another model.
+        """Hash every expert of a slice and compare.
+
+        Raises SliceError that names the first expert that differs or is not in this manifest, or if the slice is of
+        another model.
         """
         if slice_file.model_fingerprint != self.model_fingerprint:
             raise SliceError(
@@ -162,7 +166,7 @@ class Manifest:
 
 
 def digest_expert(experts: LayerExperts, local_id: int) -> ExpertDigest:
-    """Size and SHA-256 of one expert: gate, up and down weights as stored, then its biases as little-endian f32."""
+    """Hash one expert: gate, up and down weights as stored, then its biases as little-endian f32."""
     digest = hashlib.sha256()
     n_bytes = 0
     for stack in (experts.gate, experts.up, experts.down):
@@ -173,6 +177,28 @@ def digest_expert(experts: LayerExperts, local_id: int) -> ExpertDigest:
             stored = bias[local_id].astype("<f4").tobytes()
             digest.update(stored)
             n_bytes += len(stored)
+    return ExpertDigest(n_bytes, digest.hexdigest())
+
+
+def digest_places(places: Iterable[BytePlace], descriptor_of: Callable[[int], int]) -> ExpertDigest:
+    """Hash an expert by reading its places in their order, in bounded memory and without a mapping.
+
+    The digest equals `digest_expert`'s. `descriptor_of(part)` is an open file that no other thread reads meanwhile.
+    Raises GGUFError if a file ends early.
+    """
+    digest = hashlib.sha256()
+    n_bytes = 0
+    for place in places:
+        descriptor = descriptor_of(place.part)
+        done = 0
+        while done < place.n_bytes:
+            os.lseek(descriptor, place.offset + done, os.SEEK_SET)  # Windows has no pread
+            piece = os.read(descriptor, min(READ_BYTES, place.n_bytes - done))
+            if not piece:
+                raise GGUFError(f"a model file ended at byte {place.offset + done}, {place.n_bytes - done} bytes early")
+            digest.update(piece)
+            done += len(piece)
+        n_bytes += done
     return ExpertDigest(n_bytes, digest.hexdigest())
 
 
@@ -199,7 +225,7 @@ def _digests(places: list[_Place], progress: Progress | None) -> dict[ExpertKey,
 def _parse_entry(source: str, key: str, entry: object) -> tuple[ExpertKey, ExpertDigest]:
     match = _KEY.fullmatch(key)
     if match is None:
-        raise SliceError(f"{source}: {key[:80]!r} is not an expert; experts are written layer/expert, like 0/3")
+        raise SliceError(f"{source}: {key[:80]!r} is not an expert; experts are written as layer/expert, such as 0/3")
     n_bytes, sha256 = (entry.get("bytes"), entry.get("sha256")) if isinstance(entry, dict) else (None, None)
     if type(n_bytes) is not int or n_bytes < 1 or not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
         raise SliceError(f"{source}: expert {key} needs bytes (above 0) and sha256 (64 hex digits)")

@@ -1,10 +1,9 @@
-"""The model card: the facts about a mixture-of-experts model that every part of Kvasir agrees on.
+"""The model card: the facts about a mixture-of-experts model, read from GGUF metadata and checked against the tensors.
 
-Read from GGUF metadata and checked against the tensors. The backbone, the slicer, `kvasir inspect` and the handshake
-use it. It holds plain values and no open file.
+The backbone, the slicer, `kvasir inspect` and the handshake use it. It holds plain values and no open file.
 
-Multi-token-prediction blocks (`{arch}.nextn_predict_layers`, the last blocks of a file) take no part in plain decoding:
-they are counted in `n_mtp_layer` and nowhere else.
+Multi-token-prediction blocks (`{arch}.nextn_predict_layers`, the last blocks of a file) are not used in plain decoding:
+they are counted in `n_mtp_layer` only.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from kvasir.gguf.metadata import Metadata
 from kvasir.slicing.expert_tensors import ExpertTensors, find_expert_tensors, layer_of
 from kvasir.slicing.model_fingerprint import fingerprint_of
 
-# The backbone's engine runs these; other mixture-of-experts files are described and sliced all the same.
+# The backbone's engine runs these; other mixture-of-experts files can still be inspected and sliced.
 ENGINE_ARCHITECTURES = ("qwen3moe", "qwen35moe", "qwen2moe", "olmoe", "glm4moe", "llama")
 LAYERS_MAX = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class MoeLayer:
-    """One layer's routed experts: types of their matrices and bytes of one expert."""
+    """One layer's routed experts: the types of their matrices and the bytes of one expert."""
 
     layer: int
     gate_type: GGMLQuantizationType
@@ -46,7 +45,7 @@ class ModelCard:
     n_layer: int
     n_mtp_layer: int
     n_expert: int  # routed experts of a layer
-    n_used: int  # of them, how many the router selects for a row
+    n_used: int  # experts that the router selects for a row
     d_model: int
     d_ff: int  # inner width of one routed expert
     n_vocab: int
@@ -58,10 +57,10 @@ class ModelCard:
 
     @classmethod
     def from_index(cls, index: GGUFIndex) -> ModelCard:
-        """Describe an open model. It hashes up to 256 MiB, or samples (see `kvasir.slicing.model_fingerprint`).
+        """Describe an open model. This hashes up to 256 MiB, or samples (see `kvasir.slicing.model_fingerprint`).
 
-        Raises UnsupportedModelError for a model without experts or with experts that are not understood, GGUFError
-        when metadata and tensors contradict each other.
+        Raises UnsupportedModelError for a model without experts or with unsupported ones, GGUFError if metadata and
+        tensors contradict each other.
         """
         metadata = index.metadata
         architecture = metadata.text("general.architecture")
@@ -93,26 +92,26 @@ class ModelCard:
 
     @property
     def moe_layers(self) -> tuple[int, ...]:
-        """Numbers of the layers that have experts, ascending."""
+        """Return the numbers of the layers that have experts, ascending."""
         return tuple(layer.layer for layer in self.layers)
 
     @property
     def is_engine_architecture(self) -> bool:
-        """Whether the backbone's engine runs this architecture."""
+        """Return whether the backbone's engine runs this architecture."""
         return self.architecture in ENGINE_ARCHITECTURES
 
     @property
     def routed_bytes(self) -> int:
-        """Bytes of all routed experts."""
+        """Return the bytes of all routed experts."""
         return self.n_expert * sum(layer.expert_bytes for layer in self.layers)
 
     @property
     def dense_bytes(self) -> int:
-        """Bytes of everything that stays on the backbone: neither routed experts nor multi-token prediction."""
+        """Return the bytes of all other tensors except multi-token prediction; they stay on the backbone."""
         return self.n_bytes - self.routed_bytes - self.mtp_bytes
 
     def moe_layer(self, layer: int) -> MoeLayer:
-        """The facts of one layer; raises SliceError, naming the layers that have experts, when it has none."""
+        """Return the facts of one layer. Raises SliceError, which names the layers with experts, if it has none."""
         for candidate in self.layers:
             if candidate.layer == layer:
                 return candidate
@@ -120,11 +119,11 @@ class ModelCard:
         raise SliceError(f"layer {layer} has no experts; layers with experts are {numbers[0]} to {numbers[-1]}")
 
     def expert_bytes(self, layer: int) -> int:
-        """Stored bytes of one expert of a layer."""
+        """Return the stored bytes of one expert of a layer."""
         return self.moe_layer(layer).expert_bytes
 
     def quant_types(self, layer: int) -> tuple[GGMLQuantizationType, GGMLQuantizationType, GGMLQuantizationType]:
-        """The types of a layer's gate, up and down matrices."""
+        """Return the types of a layer's gate, up and down matrices."""
         facts = self.moe_layer(layer)
         return facts.gate_type, facts.up_type, facts.down_type
 
@@ -176,6 +175,6 @@ def _n_vocab(index: GGUFIndex) -> int:
 
 
 def _bytes_after(index: GGUFIndex, n_layer: int) -> int:
-    """Bytes of the blocks from `n_layer` on, which do not decode."""
+    """Return the bytes of the blocks from `n_layer` on."""
     layers = ((layer_of(name), info.n_bytes) for name, info in index.tensors.items())
     return sum(n_bytes for layer, n_bytes in layers if layer is not None and layer >= n_layer)

@@ -1,18 +1,17 @@
-"""The fingerprint: a SHA-256 that identifies a model's content, whatever its files are called or how they are split.
+"""The fingerprint: a SHA-256 that identifies a model's content, independent of file names and splits.
 
 `ModelCard` carries it, slices repeat it, and the handshake compares it. It is computed over
 
-1. every metadata pair in order of its key, as stored, but `split.*` and `general.alignment`, which only say how the
-   content is laid out in files;
+1. every metadata pair in order of its key, as stored, except `split.*` and `general.alignment`, which only describe
+   the layout in files;
 2. the tensor table in order of name: name, shape, type;
 3. the bytes of the tensors, in the same order.
 
-What it can tell apart: any difference in metadata or in the tensor table, always. Of the data, all of it when the
-tensors have at most FULL_DATA_BYTES together. Above that, hashing would take minutes, so tensors above
-SAMPLE_COUNT * SAMPLE_BYTES are sampled: SAMPLE_COUNT pieces of SAMPLE_BYTES, evenly spread, the first and the last
-bytes among them. A tensor that was trained further, quantised otherwise or replaced differs in every page and is
-caught; a few flipped bits between the samples are not. Whoever needs every byte of what is served checked uses the
-per-expert SHA-256 manifest (`kvasir.slicing.manifest`).
+It detects every difference in metadata and in the tensor table, and every difference in the data if the tensors have at
+most FULL_DATA_BYTES together. Above that, hashing would take minutes, so tensors above SAMPLE_COUNT * SAMPLE_BYTES are
+sampled: SAMPLE_COUNT pieces of SAMPLE_BYTES, evenly spread, including the first and the last bytes. A tensor that was
+trained further, quantised in another way or replaced differs in every page and is detected; a few flipped bits between
+the samples are not. The per-expert SHA-256 manifest (`kvasir.slicing.manifest`) covers every byte.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _READ_BYTES = 8 << 20
 
 
 def fingerprint_of(index: GGUFIndex, full_data_bytes: int = FULL_DATA_BYTES) -> str:
-    """The fingerprint of an open model, 64 hex digits. Two sides must use the same `full_data_bytes`."""
+    """Return the fingerprint of an open model, 64 hex digits. Two sides must use the same `full_data_bytes`."""
     digest = hashlib.sha256(_SCHEME)
     for key in sorted(index.metadata):
         if not key.startswith("split.") and key not in _LAYOUT_KEYS:
@@ -49,7 +48,7 @@ def fingerprint_of(index: GGUFIndex, full_data_bytes: int = FULL_DATA_BYTES) -> 
 
 
 def _add_framed(digest: hashlib._Hash, data: bytes) -> None:
-    """The length goes first, so that no two different sequences of pieces look alike."""
+    """Hash the length before the data, so that different sequences of pieces have different digests."""
     digest.update(len(data).to_bytes(8, "little"))
     digest.update(data)
 

@@ -1,7 +1,7 @@
-"""A slice file, open and checked: the experts that a worker serves, mapped in place.
+"""An open and checked slice file: the experts that a worker serves, mapped in place.
 
-The native worker, the manifest and tests read slices through it. Everything the metadata says is compared with the
-tensors before anybody computes with them; a worker's memory is this file's pages and no copy of them.
+The native worker and the manifest read slices through it. All metadata is compared with the tensors before they are
+used. Weights are pages of the mapped file, never copies.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kvasir.gguf.metadata import Metadata
 from kvasir.slicing.expert_ranges import merge_ranges
 from kvasir.slicing.expert_tensors import ExpertTensors, find_expert_tensors, layer_experts
 from kvasir.slicing.model_card import LAYERS_MAX
-from kvasir.slicing.slice_plan import SLICE_VERSION
+from kvasir.slicing.slices import SLICE_VERSION
 
 RANGES_MAX = 1 << 16
 
@@ -29,7 +29,7 @@ _FINGERPRINT = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class SliceFacts:
-    """What a slice's metadata says about its model and about the experts it holds."""
+    """The facts in a slice's metadata: its model and the experts that it holds."""
 
     architecture: str
     model_name: str
@@ -55,8 +55,10 @@ class SliceFile:
 
     @classmethod
     def open(cls, path: Path | str) -> SliceFile:
-        """Open a slice and check it. Raises SliceError when it is not one or holds something else than its metadata
-        says, GGUFError or UnsupportedModelError when the file itself is unsound.
+        """Open and check a slice.
+
+        Raises SliceError if it is not a slice or contradicts its metadata, GGUFError or UnsupportedModelError if the
+        file itself is damaged.
         """
         path = Path(path)
         index = GGUFIndex.open(path)
@@ -77,21 +79,21 @@ class SliceFile:
 
     @property
     def model_fingerprint(self) -> str:
-        """Fingerprint of the model that the slice was cut from, 64 hex digits."""
+        """Return the fingerprint of the model that the slice was cut from, 64 hex digits."""
         return self.facts.model_fingerprint
 
     @property
     def ranges(self) -> tuple[ExpertRange, ...]:
-        """The experts held, sorted; ranges of one layer neither overlap nor touch."""
+        """Return the experts held, sorted; ranges of one layer neither overlap nor touch."""
         return self.facts.ranges
 
     @property
     def n_experts(self) -> int:
-        """Experts held, over all layers."""
+        """Return the number of experts over all layers."""
         return sum(item.n_experts for item in self.ranges)
 
     def local_id(self, layer: int, expert_id: int) -> int:
-        """The place of an expert among those held of its layer; raises SliceError when it is not held."""
+        """Return the index of an expert among those held of its layer. Raises SliceError if it is not held."""
         first_local = 0
         for item in self.ranges:
             if item.layer != layer:
@@ -102,13 +104,13 @@ class SliceFile:
         raise SliceError(f"{self.path} does not hold expert {expert_id} of layer {layer}")
 
     def expert_ids(self, layer: int) -> tuple[int, ...]:
-        """The expert ids held of a layer, by local id."""
+        """Return the expert ids held of a layer, by local id."""
         return tuple(
             expert_id for item in self.ranges if item.layer == layer for expert_id in range(item.start, item.stop)
         )
 
     def close(self) -> None:
-        """Let go of the file; its mapping is freed with the last view of it."""
+        """Close the file; its mapping is freed with the last view of it."""
         self.layers = MappingProxyType({})
         self._index.close()
 
@@ -122,14 +124,14 @@ class SliceFile:
 
 
 def is_slice(index: GGUFIndex) -> bool:
-    """Whether a GGUF file says that it is a slice."""
+    """Return whether a GGUF file's metadata marks it as a slice."""
     return "kvasir.slice.version" in index.metadata
 
 
 def _read_facts(metadata: Metadata, path: Path) -> SliceFacts:
     version = metadata.integer("kvasir.slice.version")
     if version != SLICE_VERSION:
-        raise SliceError(f"{path}: slice version {version} is not known; this program reads version {SLICE_VERSION}")
+        raise SliceError(f"{path}: slice version {version} is unknown; version {SLICE_VERSION} is needed")
     fingerprint = metadata.text("kvasir.slice.fingerprint")
     if not _FINGERPRINT.fullmatch(fingerprint):
         raise SliceError(f"{path}: kvasir.slice.fingerprint is {fingerprint[:80]!r}, not 64 hex digits")
@@ -155,7 +157,9 @@ def _read_ranges(metadata: Metadata, path: Path, n_layer: int, n_expert: int) ->
     columns = [metadata.integers(f"kvasir.slice.{key}") for key in ("layers", "starts", "stops")]
     if len({len(column) for column in columns}) != 1 or not columns[0]:
         lengths = ", ".join(str(len(column)) for column in columns)
-        raise SliceError(f"{path}: kvasir.slice.layers, starts and stops have {lengths} items; they need equally many")
+        raise SliceError(
+            f"{path}: kvasir.slice.layers, starts and stops have {lengths} items; they must have the same number"
+        )
     ranges = tuple(ExpertRange(*column) for column in zip(*columns, strict=True))
     if merge_ranges(ranges) != ranges:
         raise SliceError(f"{path}: the slice's ranges are not sorted, or they overlap or touch within a layer")

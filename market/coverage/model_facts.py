@@ -18,7 +18,7 @@ from django.conf import settings
 from kvasir.errors import KvasirError, SliceError
 from kvasir.experts import ExpertRange
 from kvasir.gguf.index import GGUFIndex
-from kvasir.kernels.fingerprint import FLOAT_NAME, KX1_NAME
+from kvasir.kernels.api import FLOAT_NAME, KX1_NAME
 from kvasir.slicing.model_card import ModelCard
 from kvasir.slicing.slices import model_experts
 from market.errors import MarketError
@@ -138,7 +138,7 @@ def _kernels(index: GGUFIndex, card: ModelCard) -> dict[int, str]:
 
     A backbone has one kernel for the whole model and refuses workers with another one.
     """
-    from kvasir.kernels.oracle import NumpyKX1Kernel
+    from kvasir.kernels.oracle.kernel import NumpyKX1Kernel
 
     kx1 = NumpyKX1Kernel()
     is_refused = any(kx1.refusal(model_experts(index, card, layer)) for layer in card.moe_layers)

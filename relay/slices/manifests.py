@@ -19,10 +19,9 @@ from urllib.parse import quote
 
 from kvasir.errors import SliceError
 from kvasir.experts import ExpertRange
-from kvasir.slicing.expert_places import digest_places, expert_places
-from kvasir.slicing.expert_tensors import find_expert_tensors
-from kvasir.slicing.manifest import ExpertDigest, ExpertKey, Manifest
-from kvasir.slicing.slice_plan import SlicePlan
+from kvasir.slicing.expert_tensors import expert_places, find_expert_tensors
+from kvasir.slicing.manifest import ExpertDigest, ExpertKey, Manifest, digest_places
+from kvasir.slicing.slices import SlicePlan
 from relay.slices.planning import OpenModel, PlannedSlice
 
 _PART_NAME = re.compile(r"-\d{5}-of-\d{5}\.gguf$", re.ASCII)

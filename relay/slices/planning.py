@@ -19,7 +19,7 @@ from kvasir.experts import ExpertRange
 from kvasir.gguf.index import GGUFIndex
 from kvasir.slicing.expert_ranges import merge_ranges, parse_ranges
 from kvasir.slicing.model_card import ModelCard
-from kvasir.slicing.slice_plan import SlicePlan, plan_slice
+from kvasir.slicing.slices import SlicePlan, plan_slice
 
 PLANS_KEPT = 64
 EXPERTS_TEXT_MAX = 8192  # characters of a list of ranges

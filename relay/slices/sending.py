@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from kvasir.errors import GGUFError
-from kvasir.slicing.slice_plan import SlicePlan
+from kvasir.slicing.slices import SlicePlan
 from relay.slices.limits import Throttle
 from relay.slices.planning import FileSpan, read_span, segments
 from relay.slices.ranges import Span

@@ -7,10 +7,11 @@ import json
 from pathlib import Path
 
 from kvasir.gguf.index import GGUFIndex
+from kvasir.slicing.expert_ranges import parse_ranges
 from kvasir.slicing.manifest import Manifest
 from kvasir.slicing.model_card import ModelCard
 from kvasir.slicing.slice_file import SliceFile
-from kvasir.slicing.slices import parse_ranges, plan_slice
+from kvasir.slicing.slices import plan_slice
 from relay.slices.manifests import manifest_answer
 from relay.slices.planning import SliceShelf
 from tests.browser.node_tests import run_node_tests

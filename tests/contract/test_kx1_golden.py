@@ -20,11 +20,11 @@ from gguf import GGMLQuantizationType as Quant
 from kvasir.errors import KernelError
 from kvasir.experts import ExpertStack, FloatRows, LayerExperts, WeightMatrix
 from kvasir.kernels import native
-from kvasir.kernels.fingerprint import KX1_VERSION
+from kvasir.kernels.api import KX1_VERSION
 from kvasir.kernels.kx1 import KX1Kernel
-from kvasir.kernels.oracle import NumpyKX1Kernel
-from kvasir.kernels.oracle_steps import round_output, silu_mul
-from kvasir.kernels.oracle_weights import fixed_point
+from kvasir.kernels.oracle.kernel import NumpyKX1Kernel
+from kvasir.kernels.oracle.steps import round_output, silu_mul
+from kvasir.kernels.oracle.weights import fixed_point
 from kvasir.kernels.selftest_inputs import adversarial_rows, made_weights, plain_rows, words
 
 FOLDER = Path(__file__).parents[1] / "golden" / "kx1"

@@ -18,7 +18,7 @@ from kvasir.kernels.gpu.kernel import GpuKX1Kernel
 from kvasir.kernels.gpu.shaders import PAIRS_A_TASK, Kind
 from kvasir.kernels.gpu.tables import Tunables
 from kvasir.kernels.kx1 import KX1Kernel
-from kvasir.kernels.oracle_rows import unpack
+from kvasir.kernels.oracle.rows import unpack
 from kvasir.kernels.selftest_inputs import adversarial_rows, made_weights, plain_rows, words
 from tests.contract.test_kx1_golden import (
     FROZEN_FINGERPRINT,

@@ -17,10 +17,10 @@ import numpy.typing as npt
 from gguf import GGMLQuantizationType as Quant
 
 from kvasir.experts import ExpertStack, FloatRows, LayerExperts, WeightMatrix
-from kvasir.kernels.fingerprint import KX1_VERSION
-from kvasir.kernels.oracle import NumpyKX1Kernel
-from kvasir.kernels.oracle_steps import round_output, silu_mul
-from kvasir.kernels.oracle_weights import fixed_point
+from kvasir.kernels.api import KX1_VERSION
+from kvasir.kernels.oracle.kernel import NumpyKX1Kernel
+from kvasir.kernels.oracle.steps import round_output, silu_mul
+from kvasir.kernels.oracle.weights import fixed_point
 from kvasir.kernels.selftest_inputs import (
     WeightKind,
     adversarial_rows,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvasir.kernels import sums_oracle
+from kvasir.kernels.oracle import sums as sums_oracle
 from kvasir.kernels.selftest_inputs import words
 from tests.golden.make_kx1 import VectorFile, finite
 

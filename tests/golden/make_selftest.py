@@ -11,13 +11,13 @@ from pathlib import Path
 from kvasir.kernels import selftest_digests
 from kvasir.kernels.api import ExpertKernel
 from kvasir.kernels.float_kernel import FloatKernel
-from kvasir.kernels.oracle import NumpyKX1Kernel
-from kvasir.kernels.rowops_numpy import NumpyRowOps
+from kvasir.kernels.oracle.kernel import NumpyKX1Kernel
+from kvasir.kernels.oracle.rowops import NumpyRowOps
 from kvasir.kernels.selftest import CASES, CaseRun
 
 HEAD = '''"""Frozen digests of the self-test, by kernel, case and part: see `selftest`.
 
-Written by tests/golden/make_selftest.py. They change only with the version of a kernel; a difference is a fault of the
+Written by tests/golden/make_selftest.py. They change only with the version of a kernel: a difference is a defect of the
 build, never a reason to edit this file.
 """
 

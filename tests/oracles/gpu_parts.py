@@ -16,7 +16,7 @@ from kvasir.kernels.api import EncodedRows
 from kvasir.kernels.gpu.device import Bindings, GpuDevice, Step
 from kvasir.kernels.gpu.shaders import PAIRS_A_TASK, Kind, Program, shader_file
 from kvasir.kernels.gpu.tables import matrix_dispatches, row_dispatch
-from kvasir.kernels.oracle_weights import weight_exponent
+from kvasir.kernels.oracle.weights import weight_exponent
 
 U32 = npt.NDArray[np.uint32]
 ACTIVATION_WORDS = 76

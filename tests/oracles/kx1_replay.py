@@ -16,7 +16,7 @@ import numpy as np
 
 from kvasir.experts import FloatRows
 from kvasir.kernels.build import SOURCE_DIR
-from kvasir.kernels.oracle import NumpyKX1Kernel
+from kvasir.kernels.oracle.kernel import NumpyKX1Kernel
 from tests.oracles.kx1_versions import Matrix, Version
 
 MAIN = Path(__file__).with_name("kx1_replay.c")

@@ -23,7 +23,7 @@ from backbone.sampling_params import SamplingParams
 from kvasir.kernels.api import ExpertKernel
 from kvasir.kernels.kx1 import KX1Kernel
 from kvasir.kernels.native import NativeLibrary, load
-from kvasir.kernels.oracle import NumpyKX1Kernel
+from kvasir.kernels.oracle.kernel import NumpyKX1Kernel
 from kvasir.worker.serving.holdings import Holdings, open_holdings
 from tests.oracles.tiny_gguf import TinyModel, write_tiny
 from tests.swarm.swarm import cut, even_parts, holdings_with, lying, serving

@@ -20,7 +20,7 @@ COMPUTE = """
 import hashlib, sys
 import numpy as np
 from kvasir.kernels.registry import kernel_for
-from kvasir.slice_file import SliceFile
+from kvasir.slicing.slice_file import SliceFile
 slice_file = SliceFile.open(sys.argv[1])
 kernel = kernel_for(slice_file.layers.values())
 experts = kernel.load(slice_file.layers[2])

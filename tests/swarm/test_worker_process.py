@@ -460,7 +460,7 @@ def test_it_can_be_started_again_on_the_same_port(slice_path: Path, held: Holdin
     ("options", "message"),
     [
         (["--slice", str(MODEL_PATH)], "is not a slice"),
-        (["--slice", "nowhere.gguf"], "there is no such file"),
+        (["--slice", "nowhere.gguf"], "the file does not exist"),
         (["--slice", "SLICE", "--listen", "127.0.0.1:BUSY"], "cannot be bound: Address already in use"),
         (["--slice", "SLICE", "--listen", "here"], "is not HOST:PORT"),
     ],

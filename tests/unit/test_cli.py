@@ -65,13 +65,13 @@ def test_slice_manifest_inspect_verify(tmp_path: Path, capsys: pytest.CaptureFix
     with SliceFile.open(out) as slice_file:
         assert slice_file.n_experts == len(Manifest.load(manifest).experts) == 7
     assert main(["verify", str(out), str(manifest)]) == 0
-    assert "all 7 experts are as the manifest says" in capsys.readouterr().out
+    assert "all 7 experts match the manifest" in capsys.readouterr().out
     assert main(["inspect", str(out)]) == 0
     assert "experts held   0:0-2,1:0-2,1:4-5,2:0-2" in capsys.readouterr().out
     assert main(["inspect", str(out), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["ranges"] == [[0, 0, 2], [1, 0, 2], [1, 4, 5], [2, 0, 2]]
     assert main(command) == 2
-    assert "exists already" in capsys.readouterr().err
+    assert "exists; choose another name" in capsys.readouterr().err
     assert main([*command, "--force"]) == 0
 
 
@@ -86,7 +86,7 @@ def test_errors_are_one_sentence_and_exit_code_2(tmp_path: Path, capsys: pytest.
         ("slice", model, "--experts", "0:0-9", "--out", out): "experts 0 to 5",
         ("slice", model, "--experts", "first", "--out", out): "'first' is not LAYER:START-STOP",
         ("slice", model, "--experts", "0:0-1", "--out", model, "--force"): "file of the model itself",
-        ("slice", model, "--experts", "0:0-1", "--out", out, "--manifest", out): "cannot both be written",
+        ("slice", model, "--experts", "0:0-1", "--out", out, "--manifest", out): "name the same file",
         ("slice", model, "--experts", "0:0-1", "--out", str(tmp_path / "none" / "s.gguf")): "does not exist",
         ("verify", model, str(tmp_path / "text.gguf")): "cannot be read as a manifest",
     }

@@ -15,8 +15,8 @@ from kvasir.experts import ExpertStack, FloatRows, LayerExperts, WeightMatrix
 from kvasir.kernels import native
 from kvasir.kernels.api import Pairs, RowFormat
 from kvasir.kernels.float_kernel import FloatExpertCache, FloatKernel, dequantised, is_dequantisable
+from kvasir.kernels.oracle.rowops import NumpyRowOps
 from kvasir.kernels.rowops import NativeRowOps
-from kvasir.kernels.rowops_numpy import NumpyRowOps
 from tests.oracles.quantise import quantise
 
 D_MODEL, D_FF, N_EXPERT, N_ROWS = 64, 96, 4, 12

@@ -252,7 +252,7 @@ def test_a_device_that_fails_is_given_up_without_losing_an_answer(
     with caplog.at_level(logging.WARNING):
         assert [call.run(loaded) for _ in range(3)] == [call.wanted] * 3
     assert (both.n_gpu_calls, both.n_cpu_calls) == (1, 3)
-    assert len([record for record in caplog.records if "given up" in record.message]) == 1
+    assert len([record for record in caplog.records if "is not used until the next start" in record.message]) == 1
     assert call.run(both.load(experts)) == call.wanted
 
 

@@ -12,13 +12,12 @@ from gguf import GGMLQuantizationType as Quant
 from kvasir.errors import KernelError
 from kvasir.experts import FloatRows, LayerExperts
 from kvasir.kernels import native, selftest
-from kvasir.kernels.api import EncodedRows, LoadedExperts, Pairs, RowFormat
-from kvasir.kernels.fingerprint import KX1_NAME, KX1_VERSION, kernel_fingerprint
+from kvasir.kernels.api import KX1_NAME, KX1_VERSION, EncodedRows, LoadedExperts, Pairs, RowFormat, kernel_fingerprint
 from kvasir.kernels.float_kernel import FloatKernel
-from kvasir.kernels.oracle import NumpyKX1Kernel
-from kvasir.kernels.oracle_rows import unpack
+from kvasir.kernels.oracle.kernel import NumpyKX1Kernel
+from kvasir.kernels.oracle.rowops import NumpyRowOps
+from kvasir.kernels.oracle.rows import unpack
 from kvasir.kernels.rowops import NativeRowOps, RowOps
-from kvasir.kernels.rowops_numpy import NumpyRowOps
 from kvasir.kernels.selftest_digests import FROZEN_DIGESTS
 from kvasir.kernels.selftest_inputs import (
     adversarial_rows,
@@ -165,7 +164,7 @@ def test_one_wrong_bit_fails_the_self_test_and_is_named(where: str) -> None:
 
 
 def test_a_wrong_bit_in_small_calls_alone_fails_the_self_test() -> None:
-    with pytest.raises(KernelError, match="rows of Q4_K Q4_K Q6_K give other bits in a small call"):
+    with pytest.raises(KernelError, match="rows of Q4_K Q4_K Q6_K have other bits in a small call"):
         selftest.self_test(FaultyKernel("outputs of small calls"))
 
 

@@ -17,10 +17,11 @@ from kvasir.errors import ConfigError, KernelError
 from kvasir.experts import ExpertStack, FloatRows, LayerExperts, WeightMatrix, row_bytes
 from kvasir.kernels import native
 from kvasir.kernels.api import EncodedRows, Pairs
-from kvasir.kernels.kx1 import PACKED_BLOCK, KX1Kernel, LoadedKX1Experts
-from kvasir.kernels.oracle import NumpyKX1Kernel
-from kvasir.kernels.oracle_rows import quantise
-from kvasir.kernels.oracle_steps import ExactMatrix, matmul
+from kvasir.kernels.checks import KX1_PACKED_BLOCK
+from kvasir.kernels.kx1 import KX1Kernel, LoadedKX1Experts
+from kvasir.kernels.oracle.kernel import NumpyKX1Kernel
+from kvasir.kernels.oracle.rows import quantise
+from kvasir.kernels.oracle.steps import ExactMatrix, matmul
 from kvasir.kernels.selftest_inputs import adversarial_rows, made_weights, plain_rows
 
 D_MODEL, D_FF, N_EXPERT = 512, 256, 5
@@ -241,9 +242,9 @@ def changed(at: int, value: int) -> EncodedRows:
         (ENCODED[0], as_pairs([0]), as_pairs([0]), "shape"),
         (ENCODED.view(np.int8), as_pairs([0]), as_pairs([0]), "int8"),
         (changed(5, 0x80), as_pairs([0]), as_pairs([0]), "row 3 holds code -128"),
-        (changed(PACKED_BLOCK + 255, 0x80), as_pairs([3]), as_pairs([0]), "row 3 holds code -128"),
+        (changed(KX1_PACKED_BLOCK + 255, 0x80), as_pairs([3]), as_pairs([0]), "row 3 holds code -128"),
         (changed(256, 0xF0), as_pairs([3]), as_pairs([0]), "multiplier 0"),
-        (changed(PACKED_BLOCK + 259, 0x0F), as_pairs([3]), as_pairs([0]), "multiplier 0"),
+        (changed(KX1_PACKED_BLOCK + 259, 0x0F), as_pairs([3]), as_pairs([0]), "multiplier 0"),
     ],
 )
 @pytest.mark.parametrize("has_computed", [False, True])

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from kvasir.errors import KernelError
 from kvasir.experts import ExpertStack, LayerExperts, WeightMatrix, row_bytes
-from kvasir.kernels.oracle import NumpyKX1Kernel
-from kvasir.kernels.oracle_rows import pack, quantise, unpack
-from kvasir.kernels.oracle_steps import ExactMatrix, matmul, round_output, silu_mul
+from kvasir.kernels.oracle.kernel import NumpyKX1Kernel
+from kvasir.kernels.oracle.rows import pack, quantise, unpack
+from kvasir.kernels.oracle.steps import ExactMatrix, matmul, round_output, silu_mul
 from kvasir.kernels.selftest_inputs import (
     WeightKind,
     adversarial_rows,

@@ -12,10 +12,11 @@ import pytest
 from kvasir.errors import SliceError
 from kvasir.experts import ExpertRange
 from kvasir.gguf.index import GGUFIndex
+from kvasir.slicing.expert_ranges import parse_ranges
 from kvasir.slicing.manifest import ExpertKey, Manifest
 from kvasir.slicing.model_card import ModelCard
 from kvasir.slicing.slice_file import SliceFile
-from kvasir.slicing.slices import parse_ranges, plan_slice, write_slice
+from kvasir.slicing.slices import plan_slice, write_slice
 from tests.unit.moe_files import ModelSpec, write_model
 
 RANGES = "1:0-2,2:5-6,1:4-5"

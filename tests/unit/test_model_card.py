@@ -12,7 +12,7 @@ import pytest
 from gguf import GGMLQuantizationType as QuantType
 
 from kvasir.errors import ConfigError, GGUFError, SliceError, UnsupportedModelError
-from kvasir.gguf.encoder import encode_header
+from kvasir.gguf.header import encode_header
 from kvasir.gguf.index import GGUFIndex, TensorInfo
 from kvasir.slicing.budget import WORKER_OVERHEAD_BYTES, experts_for_budget, whole_layers_for_budget
 from kvasir.slicing.model_card import ENGINE_ARCHITECTURES, ModelCard
@@ -79,12 +79,12 @@ REFUSED = {
     "expert scale": (
         ModelSpec(extra_tensors=("blk.1.ffn_gate_exps.scale",)),
         UnsupportedModelError,
-        r"'blk\.1\.ffn_gate_exps\.scale' is not understood",
+        r"'blk\.1\.ffn_gate_exps\.scale' is not supported",
     ),
     "expert scale, other name": (
         ModelSpec(extra_tensors=("blk.1.ffn_down_exps_s",)),
         UnsupportedModelError,
-        r"'blk\.1\.ffn_down_exps_s' is not understood",
+        r"'blk\.1\.ffn_down_exps_s' is not supported",
     ),
     "grouped experts": (
         ModelSpec(extra_tensors=("blk.0.ffn_gate_chexps.weight",)),

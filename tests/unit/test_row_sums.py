@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvasir.errors import KernelError
-from kvasir.kernels import native, sums, sums_oracle
+from kvasir.kernels import native, sums
+from kvasir.kernels.oracle import sums as sums_oracle
 from kvasir.kernels.sums import MAX_PAIRS_OF_ROW, pack_sums, sum_outputs, sums_to_float, unpack_sums
 
 D = 256

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from kvasir.errors import KernelError
 from kvasir.kernels import native
 from kvasir.kernels.api import Floats
+from kvasir.kernels.oracle.rowops import NumpyRowOps
+from kvasir.kernels.oracle.rowops import exp as numpy_exp
 from kvasir.kernels.rowops import NativeRowOps, SegmentNumbers, row_ops
-from kvasir.kernels.rowops_numpy import NumpyRowOps
-from kvasir.kernels.rowops_numpy import exp as numpy_exp
 
 BUILDS = [NativeRowOps(isa, n_threads) for isa in native.load().isa_names for n_threads in (1, 2, 3)]
 OPS = BUILDS[0]

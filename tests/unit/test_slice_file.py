@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from kvasir.errors import GGUFError, SliceError, UnsupportedModelError
 from kvasir.experts import ExpertRange, ExpertStack
-from kvasir.gguf.encoder import HeaderValue, encode_header
+from kvasir.gguf.header import HeaderValue, encode_header
 from kvasir.gguf.index import GGUFIndex
+from kvasir.slicing.expert_ranges import parse_ranges
 from kvasir.slicing.model_card import ModelCard
 from kvasir.slicing.slice_file import SliceFile
-from kvasir.slicing.slices import model_experts, parse_ranges, plan_slice, write_slice
+from kvasir.slicing.slices import model_experts, plan_slice, write_slice
 from tests.unit.moe_files import CLEAR_ERRORS, ModelSpec, write_model
 
 PLAIN = ModelSpec()
@@ -115,7 +116,7 @@ def test_forging_nothing_gives_the_same_slice(tmp_path: Path) -> None:
 
 KEY = "kvasir.slice."
 CONTRADICTIONS: dict[str, tuple[dict[str, HeaderValue | None], str]] = {
-    "version": ({KEY + "version": 2}, "slice version 2 is not known"),
+    "version": ({KEY + "version": 2}, "slice version 2 is unknown"),
     "no version": ({KEY + "version": None}, "is not a slice"),
     "no fingerprint": ({KEY + "fingerprint": None}, "'kvasir.slice.fingerprint'.* is missing"),
     "fingerprint": ({KEY + "fingerprint": "ABC"}, "not 64 hex digits"),
@@ -150,7 +151,7 @@ def test_surplus_and_missing_tensors_are_refused(tmp_path: Path) -> None:
         SliceFile.open(forge(path, {}, rename=("blk.1.ffn_down_exps.bias", "blk.1.attn.bias")))
     with pytest.raises(UnsupportedModelError, match="without a gate"):
         SliceFile.open(forge(path, {}, rename=("blk.1.ffn_gate_exps.weight", "blk.1.attn.weight")))
-    with pytest.raises(UnsupportedModelError, match="is not understood"):
+    with pytest.raises(UnsupportedModelError, match="is not supported"):
         SliceFile.open(forge(path, {}, rename=("blk.1.ffn_gate_exps.bias", "blk.1.ffn_gate_exps.scale")))
 
 

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from kvasir.errors import GGUFError, SliceError
 from kvasir.experts import ExpertRange
 from kvasir.gguf.index import GGUFIndex
+from kvasir.slicing.expert_ranges import merge_ranges, parse_ranges
 from kvasir.slicing.model_card import ModelCard
-from kvasir.slicing.slice_plan import SlicePlan
-from kvasir.slicing.slices import merge_ranges, model_experts, parse_ranges, plan_slice, write_slice
+from kvasir.slicing.slices import SlicePlan, model_experts, plan_slice, write_slice
 from tests.unit.moe_files import ModelSpec, write_model
 
 LAYOUTS = {

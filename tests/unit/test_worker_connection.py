@@ -33,7 +33,7 @@ from kvasir.wire.header import HEADER, Limits, sums_bytes
 from kvasir.wire.split import result_bytes
 from kvasir.worker.serving.compute import ComputeQueue, Job
 from kvasir.worker.serving.config import Deadlines
-from kvasir.worker.serving.connection import Connection, Service
+from kvasir.worker.serving.connection import Connection, Registry, Service
 from kvasir.worker.serving.watch import Moments, overdue
 from tests.unit.fake_experts import D_MODEL, KERNEL, MODEL, FakeExperts, fake_holdings
 from tests.unit.virtual_time import Socket, VirtualLoop, run, settle
@@ -66,12 +66,13 @@ class Queue(ComputeQueue):
         job.answer(Result(asked.request, asked.layer, np.zeros((job.n_pairs, D_MODEL), np.float32)))
 
 
-class Worker:
+class Worker(Registry):
     """A connection with everything around it; `socket` is its backbone's end."""
 
     def __init__(
         self, loop: VirtualLoop, limits: Limits, says_hello: bool = True, experts: FakeExperts | None = None
     ) -> None:
+        super().__init__(max_clients=8)
         self.refusal_now: Refuse | None = None
         self.queue = Queue()
         self.connection = Connection(Service(fake_holdings(experts or FakeExperts(2)), self.queue, limits), self, 1)
@@ -377,7 +378,11 @@ def test_a_dispatch_for_sums_is_answered_with_sums() -> None:
     [
         (ask_sums(weights=np.array([np.nan], np.float32)), FaultCode.BAD_ROWS, "weight 0 is not finite"),
         (ask_sums(weights=np.array([-np.inf], np.float32)), FaultCode.BAD_ROWS, "weight 0 is not finite"),
-        (ask_sums(exponents=np.array([-181], np.int32)), FaultCode.BAD_ROWS, "-181 to -181; -180 to 127 is right"),
+        (
+            ask_sums(exponents=np.array([-181], np.int32)),
+            FaultCode.BAD_ROWS,
+            "-181 to -181; they must be from -180 to 127",
+        ),
         (ask_sums(exponents=np.array([128], np.int32)), FaultCode.BAD_ROWS, "128 to 128"),
         (ask_sums(named=(0,) * 32), FaultCode.BAD_ROWS, "a row has 32 pairs; sums hold at most 31"),
         (ask_sums(pair_ids=np.array([8], np.int32)), FaultCode.BAD_IDS, "local id 8"),

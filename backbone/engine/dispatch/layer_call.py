@@ -1,8 +1,8 @@
 """One submitted MoE layer: its rows and pairs, and how answers become the layer's result.
 
 `dispatch.dispatcher` makes one for each call. Outputs come back one a pair, or as sums: integers of weighted outputs,
-one row for each row, which are added up (docs/kx1.md, step 7). The two differ in what a batch asks for, in the shape of
-its answer and in where the answer goes; placement is the same.
+one row for each row, which are added up (docs/reference/kx1.md, step 7). The two differ in what a batch asks for, in
+the shape of its answer and in where the answer goes; placement is the same.
 """
 
 from __future__ import annotations

@@ -22,9 +22,9 @@ from backbone.engine.ops.model_config import RouterConfig, ScoreFunction
 from kvasir.errors import KernelError
 from kvasir.experts import WeightMatrix
 from kvasir.kernels import native
-from kvasir.kernels.checks import check_finite
+from kvasir.kernels.checks import check_finite, kx1_matrix_refusal
 from kvasir.kernels.float_kernel import dequantised
-from kvasir.kernels.kx1 import KX1Kernel, KX1Matrix, matrix_refusal
+from kvasir.kernels.kx1 import KX1Kernel, KX1Matrix
 from kvasir.kernels.native import address
 from kvasir.kernels.rowops import NativeRowOps, checked_segments
 
@@ -66,7 +66,7 @@ class StableOps:
 
         Q8_0 takes two terms: its weights are so precise that KX1's rounding of the rows would be most of the error.
         """
-        if matrix_refusal(matrix) is not None:
+        if kx1_matrix_refusal(matrix) is not None:
             return Linear(matrix.n_in, matrix.n_out, _weights(matrix), bias)
         n_terms = 2 if matrix.quant_type is GGMLQuantizationType.Q8_0 else 1
         return Linear(matrix.n_in, matrix.n_out, self._kx1.prepare(matrix, n_terms), bias)

@@ -1,7 +1,7 @@
-"""One call on the GPU: a set of buffers that takes rows and tables, runs the passes and gives the outputs back.
+"""One call on the GPU: a set of buffers that takes rows and tables, runs the passes and returns the outputs.
 
-Called by `gpu.kernel`, which keeps two of them, so that the device computes one call while another is uploaded or read.
-It checks nothing: what comes here has been checked and placed.
+`gpu.kernel` keeps two of them, so that the device computes one call while another is uploaded or read. Nothing is
+checked here: rows, ids and experts are checked and placed before.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from kvasir.kernels.gpu.shaders import Kind, Program
 from kvasir.kernels.gpu.tables import CallTables, Dispatch, row_dispatch, submissions
 
 BLOCK = 256
-ACTIVATION_BYTES = 4 * 76  # of a block
+ACTIVATION_BYTES = 4 * 76  # per block
 LEAST_BYTES = 4096
 UNPACK = Program(Kind.UNPACK_ROWS)
 QUANTISE = Program(Kind.SILU_QUANTISE)
 
 
 class SlotSet:
-    """Buffers of one call under way; they grow and are kept."""
+    """The buffers of one call; they grow as needed and are reused."""
 
     def __init__(self, device: GpuDevice) -> None:
         self._device = device
@@ -117,6 +117,6 @@ class SlotSet:
 
 
 def _whole_words(rows: EncodedRows) -> npt.NDArray[np.uint8]:
-    """The bytes of all rows, and zeros to a multiple of 4."""
+    """Return the bytes of all rows, padded with zeros to a multiple of 4."""
     flat = rows.reshape(-1)
     return flat if len(flat) % 4 == 0 else np.concatenate([flat, np.zeros(-len(flat) % 4, np.uint8)])

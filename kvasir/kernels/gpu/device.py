@@ -1,6 +1,7 @@
-"""A GPU through wgpu-py: adapter, device, buffers, programs and submissions. Imports wgpu only when a device is opened.
+"""A GPU through wgpu-py: adapter, device, buffers, programs and submissions.
 
-Called by `gpu.kernel` and `gpu.call`. It knows nothing of experts; every failure of the driver becomes a GpuError.
+Called by `gpu.kernel` and `gpu.call`. wgpu is imported when a device is opened. It knows nothing about experts; every
+failure of the driver becomes a GpuError.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from kvasir.errors import KernelError
 from kvasir.kernels.gpu.shaders import Program, program_text
 from kvasir.kernels.gpu.tables import SHAPE_WORDS
 
-MOST_ARENA_BYTES = 128 * 1024 * 1024  # what every WebGPU device can bind
+MOST_ARENA_BYTES = 128 * 1024 * 1024  # every WebGPU device can bind this
 INSTALL = "install it with `pip install kvasir[gpu]`"
 BACKENDS = ("Vulkan", "Metal", "D3D12")
 ADAPTER_ORDER = ("DiscreteGPU", "IntegratedGPU", "VirtualGPU", "Unknown")
@@ -25,7 +26,7 @@ SOFTWARE = "CPU"
 
 
 class GpuError(KernelError):
-    """There is no GPU that can be used, or its driver failed. The CPU computes the same bits."""
+    """There is no usable GPU, or its driver failed. The CPU computes the same bits."""
 
 
 class Step(NamedTuple):
@@ -38,7 +39,7 @@ class Step(NamedTuple):
 
 
 class Bindings(NamedTuple):
-    """Buffers of one dispatch, in the order of their binding numbers."""
+    """The buffers of one dispatch, in the order of their binding numbers."""
 
     weights: Any
     inputs: Any
@@ -49,9 +50,9 @@ class Bindings(NamedTuple):
 
 
 def open_device(software: bool = False) -> GpuDevice:
-    """The best adapter's device; with `software` one that computes on the CPU, for tests.
+    """Open the best adapter's device; with `software`, one that computes on the CPU, for tests.
 
-    Raises GpuError when wgpu is not installed, or when there is no such adapter.
+    Raises GpuError if wgpu is not installed or there is no such adapter.
     """
     try:
         import wgpu
@@ -71,17 +72,17 @@ def open_device(software: bool = False) -> GpuDevice:
 
 @contextmanager
 def driver_errors(doing: str) -> Iterator[None]:
-    """Whatever wgpu raises, as a GpuError that says what was being done."""
+    """Turn all errors of wgpu into GpuErrors that name the operation."""
     try:
         yield
     except KernelError:
         raise
-    except Exception as error:  # wgpu raises its own classes, RuntimeError, and what its bindings raise
+    except Exception as error:  # wgpu raises its own classes, RuntimeError, and errors of its bindings
         raise GpuError(f"the GPU failed while {doing}: {type(error).__name__}: {error}") from error
 
 
 class GpuDevice:
-    """One device, with a bind group layout that all programs share. Used by one thread at a time."""
+    """One device, with a bind group layout shared by all programs. Used by one thread at a time."""
 
     def __init__(self, adapter: Any) -> None:
         import wgpu
@@ -102,20 +103,20 @@ class GpuDevice:
         self._pipelines: dict[Program, Any] = {}
 
     def use(self, lanes: int, has_packed_dot: bool) -> None:
-        """Make programs with these from now on."""
+        """Compile programs with these settings from now on."""
         if (lanes, has_packed_dot) != (self.lanes, self.has_packed_dot):
             self.lanes, self.has_packed_dot = lanes, has_packed_dot
             self._pipelines.clear()
 
     def pipeline(self, program: Program) -> Any:
-        """A program, compiled when it is first wanted."""
+        """Return a program, compiled on first use."""
         if program not in self._pipelines:
             text = program_text(program, self.lanes, self.has_packed_dot)
             self._pipelines[program] = self.compiled(text, f"{program.kind} {program.quant_type or ''}")
         return self._pipelines[program]
 
     def compiled(self, text: str, name: str) -> Any:
-        """The pipeline of a WGSL text whose entry point is `main`. Raises GpuError with the compiler's words."""
+        """Compile a WGSL text with entry point `main`. Raises GpuError with the compiler's message."""
         with driver_errors(f"compiling {name}"):
             module = self._device.create_shader_module(code=text)
             return self._device.create_compute_pipeline(
@@ -123,15 +124,15 @@ class GpuDevice:
             )
 
     def storage(self, n_bytes: int) -> Any:
-        """A buffer for shaders, which can be written and copied from. Raises GpuError when memory is out."""
+        """Create a buffer for shaders that can be written and copied from. Raises GpuError if memory is exhausted."""
         return self._buffer(n_bytes, self._flags.STORAGE | self._flags.COPY_DST | self._flags.COPY_SRC)
 
     def uniforms(self, n_shapes: int) -> Any:
-        """A buffer for the shapes of `n_shapes` dispatches."""
+        """Create a buffer for the shapes of `n_shapes` dispatches."""
         return self._buffer(n_shapes * self.shape_stride, self._flags.UNIFORM | self._flags.COPY_DST)
 
     def readback(self, n_bytes: int) -> Any:
-        """A buffer that can be mapped for reading."""
+        """Create a buffer that can be mapped for reading."""
         return self._buffer(n_bytes, self._flags.MAP_READ | self._flags.COPY_DST)
 
     def _buffer(self, n_bytes: int, usage: int) -> Any:
@@ -139,7 +140,7 @@ class GpuDevice:
             return self._device.create_buffer(size=n_bytes, usage=usage)
 
     def write(self, buffer: Any, data: npt.NDArray[Any], offset: int = 0) -> None:
-        """Copy an array, whose size is a multiple of 4 bytes, into a buffer, in order with submissions."""
+        """Copy an array, a multiple of 4 bytes, into a buffer, in order with submissions."""
         with driver_errors("writing a buffer"):
             self._device.queue.write_buffer(buffer, offset, np.ascontiguousarray(data))
 
@@ -150,7 +151,7 @@ class GpuDevice:
         self.write(buffer, table)
 
     def bind(self, buffers: Bindings) -> Any:
-        """A bind group of these buffers."""
+        """Create a bind group of these buffers."""
         entries: list[dict[str, Any]] = [
             {"binding": i, "resource": {"buffer": b, "offset": 0}} for i, b in enumerate(buffers)
         ]
@@ -174,12 +175,12 @@ class GpuDevice:
             self._device.queue.submit([encoder.finish()])
 
     def map_for_reading(self, buffer: Any, n_bytes: int) -> Any:
-        """Ask for the first bytes of a readback buffer; `read_mapped` waits for them."""
+        """Request the first bytes of a readback buffer; `read_mapped` waits for them."""
         with driver_errors("asking for outputs"):
             return buffer.map_async("READ", 0, n_bytes)
 
     def read_mapped(self, buffer: Any, mapping: Any, n_bytes: int) -> npt.NDArray[np.uint8]:
-        """A copy of what was asked for, once all that was submitted before is done."""
+        """Wait for all earlier submissions and return a copy of the requested bytes."""
         with driver_errors("computing"):
             mapping.sync_wait()
             copied: npt.NDArray[np.uint8] = np.frombuffer(buffer.read_mapped(0, n_bytes), np.uint8)
@@ -187,14 +188,14 @@ class GpuDevice:
         return copied
 
     def close(self) -> None:
-        """Give the device back; its buffers are gone."""
+        """Destroy the device and its buffers."""
         self._pipelines.clear()
         self._device.destroy()
 
 
 @cache
 def _ask_for_compute_backends() -> None:
-    """Leave OpenGL alone: it cannot run these programs. Said once, before the first look for adapters."""
+    """Exclude OpenGL, which cannot run these programs. Must run once before adapters are listed."""
     from wgpu.backends.wgpu_native.extras import set_instance_extras
 
     set_instance_extras(backends=["Primary"])

@@ -1,7 +1,7 @@
-"""KX1 on a GPU: the same name, fingerprint and bits as every other build. Implements ExpertKernel through wgpu.
+"""KX1 on a GPU through wgpu: the same name, fingerprint and bits as every other build. Implements ExpertKernel.
 
-Called by `registry` for workers that ask for it. Rows and ids are checked here; experts are uploaded when they are
-first computed. Encoding rows and refusing experts is the CPU kernel's work.
+Called by `backend` for workers that request it. Rows and ids are checked here; experts are uploaded when they are first
+computed. The CPU kernel encodes rows and refuses experts.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ import numpy.typing as npt
 
 from kvasir.errors import KernelError
 from kvasir.experts import FloatRows, LayerExperts
-from kvasir.kernels.api import EncodedRows, ExpertKernel, Pairs, RowFormat
+from kvasir.kernels.api import KX1_NAME, KX1_VERSION, EncodedRows, ExpertKernel, Pairs, RowFormat, kernel_fingerprint
 from kvasir.kernels.checks import check_encoded_rows, check_packed_rows, check_pairs, check_range
-from kvasir.kernels.fingerprint import KX1_NAME, KX1_VERSION, kernel_fingerprint
 from kvasir.kernels.gpu.call import SlotSet
 from kvasir.kernels.gpu.device import GpuDevice, GpuError
 from kvasir.kernels.gpu.shaders import ROW_PROGRAMS, Program, matrix_programs
@@ -34,12 +33,12 @@ if TYPE_CHECKING:
 
 SLOT_SETS = 2
 MOST_PAIRS = 1024  # of one slot set; a longer call becomes several, two of them under way
-SELF_TEST_TILED_FROM = 16  # its calls have 20 pairs of an expert, or up to 3
+SELF_TEST_TILED_FROM = 16  # the self-test's calls have 20 pairs of an expert, or up to 3
 MOST_OUTPUT_BYTES = 32 * 1024 * 1024
 
 
 class GpuKX1Kernel:
-    """KX1 in WGSL. `cpu` encodes rows; `max_bytes` bounds the GPU memory for experts (None: what there is)."""
+    """KX1 in WGSL. `cpu` encodes rows; `max_bytes` bounds the GPU memory for experts (None: all of it)."""
 
     name = KX1_NAME
     row_format = RowFormat.KX1
@@ -60,14 +59,14 @@ class GpuKX1Kernel:
 
     @property
     def isa_name(self) -> str:
-        """What computes, for reports: the GPU's name."""
+        """Return the GPU's name, for reports."""
         return f"gpu {self.device.name}"
 
     @cached_property
     def fingerprint(self) -> str:
-        """64 hex digits; raises KernelError when this device fails the self-test.
+        """64 hex digits. Raises KernelError if this device fails the self-test.
 
-        Tested with the tunables of the moment, but with tiles too, whatever they say.
+        The self-test runs with the current tunables, but always includes the tiled program.
         """
         chosen = self.tunables
         self.set_tunables(replace(chosen, tiled_from=min(chosen.tiled_from, SELF_TEST_TILED_FROM)))
@@ -86,11 +85,11 @@ class GpuKX1Kernel:
         except KernelError:
             if not self.device.has_packed_dot:
                 raise
-        self.device.use(self.tunables.lanes, has_packed_dot=False)  # some drivers get it wrong
+        self.device.use(self.tunables.lanes, has_packed_dot=False)  # some drivers compute it incorrectly
         return self_test(kernel)
 
     def refusal(self, experts: LayerExperts) -> str | None:
-        """Why KX1 cannot compute these experts on this device, or None."""
+        """Return why KX1 cannot compute these experts on this device, or None."""
         reason = self._cpu.refusal(experts)
         n_bytes = expert_bytes(experts)
         if reason is None and n_bytes > self.device.arena_bytes:
@@ -99,7 +98,7 @@ class GpuKX1Kernel:
         return reason
 
     def load(self, experts: LayerExperts) -> LoadedGpuExperts:
-        """Compile what these experts need; their weights go up when they are first computed."""
+        """Compile the programs for these experts; weights are uploaded when they are first computed."""
         reason = self.refusal(experts)
         if reason is not None:
             raise KernelError(reason)
@@ -113,30 +112,30 @@ class GpuKX1Kernel:
             self.device.pipeline(program)
 
     def encode_rows(self, rows: FloatRows) -> EncodedRows:
-        """Rows f32 [n, d_model] in KX1's packed form, by the CPU kernel."""
+        """Encode rows f32 [n, d_model] in KX1's packed form, on the CPU."""
         return self._cpu.encode_rows(rows)
 
     def row_bytes(self, d_model: int) -> int:
-        """Bytes of one packed row."""
+        """Return the bytes of one packed row."""
         return self._cpu.row_bytes(d_model)
 
     def set_tunables(self, tunables: Tunables) -> None:
-        """Use these from the next call on."""
+        """Use these tunables from the next call on."""
         with self._lock:
             self.tunables = tunables
             self.device.use(tunables.lanes, self.device.has_packed_dot)
 
     def forget(self, number: int) -> None:
-        """Free the memory of a loaded layer that is not used any more, before the next call.
+        """Free the memory of a loaded layer that is no longer used, before the next call.
 
-        It takes no lock: the garbage collector calls it, in the middle of anything.
+        It takes no lock, because the garbage collector may call it at any moment.
         """
         self._forgotten.append(number)
 
     def run(
         self, experts: LayerExperts, number: int, rows: EncodedRows, pair_rows: Pairs, pair_ids: Pairs
     ) -> FloatRows:
-        """Outputs of pairs that were checked: f32 [n_pairs, d_model]. Raises GpuError when the device fails."""
+        """Compute checked pairs: f32 [n_pairs, d_model]. Raises GpuError if the device fails."""
         outputs = np.empty((len(pair_ids), experts.d_model), np.float32)
         under_way: deque[tuple[SlotSet, npt.NDArray[np.intp]]] = deque()
         with self._lock:
@@ -169,7 +168,7 @@ class GpuKX1Kernel:
         under_way.append((slot_set, part.pairs))
 
     def _parts(self, experts: LayerExperts, number: int, pair_ids: Pairs) -> Iterator[_Part]:
-        """The pairs sorted by expert, in parts that slot sets and arenas have room for."""
+        """Yield the pairs sorted by expert, in parts that fit into slot sets and arenas."""
         most = max(1, min(MOST_PAIRS, MOST_OUTPUT_BYTES // (4 * experts.d_model)))
         order = np.argsort(pair_ids, kind="stable")
         start = 0
@@ -179,7 +178,7 @@ class GpuKX1Kernel:
             start += len(part.pairs)
 
     def _part(self, experts: LayerExperts, number: int, pair_ids: Pairs, pairs: npt.NDArray[np.intp]) -> _Part:
-        """As many of these sorted pairs as the arenas can hold experts of, at least one expert's."""
+        """Return as many of these sorted pairs as the arenas hold experts for, at least those of one expert."""
         ids, counts = np.unique(pair_ids[pairs], return_counts=True)
         keys = [(number, int(local_id)) for local_id in ids]
         placed: list[PlacedExpert] = []
@@ -189,13 +188,13 @@ class GpuKX1Kernel:
                 break
             placed.append(found)
         if not placed:
-            raise GpuError("the memory that the GPU may use holds no expert; allow more")
+            raise GpuError("the GPU memory for experts is too small for one of them; allow more")
         n_pairs = int(counts[: len(placed)].sum())
         return _Part(pairs[:n_pairs], placed, [int(count) for count in counts[: len(placed)]])
 
 
 class _Part(NamedTuple):
-    """Pairs computed in one go: their places in the call, sorted by expert, and the experts with their counts."""
+    """Pairs of one slot set: their places in the call, sorted by expert, and the experts with their counts."""
 
     pairs: npt.NDArray[np.intp]
     experts: list[PlacedExpert]
@@ -203,7 +202,7 @@ class _Part(NamedTuple):
 
 
 def _collect(under_way: deque[tuple[SlotSet, npt.NDArray[np.intp]]], outputs: FloatRows) -> None:
-    """Wait for the part that began first."""
+    """Wait for the part that started first."""
     slot_set, places = under_way.popleft()
     outputs[places] = slot_set.finish()
 
@@ -229,7 +228,7 @@ class LoadedGpuExperts:
         return self._experts.d_model
 
     def compute(self, rows: EncodedRows, pair_rows: Pairs, pair_ids: Pairs) -> FloatRows:
-        """f32 [n_pairs, d_model]; see LoadedExperts. Raises GpuError when the device fails."""
+        """Compute f32 [n_pairs, d_model]; see LoadedExperts. Raises GpuError if the device fails."""
         check_encoded_rows(rows, self._row_bytes)
         check_pairs(pair_rows, pair_ids)
         check_range("row number", pair_rows, len(rows))

@@ -1,7 +1,7 @@
-"""KX1 on a GPU and on the CPU at once: each call goes where calls of its size are faster.
+"""KX1 on a GPU and the CPU: each call goes to the device that is faster for its size.
 
-Called by `backend`. When the GPU fails the CPU computes all. Both give the same bits, so where a call was computed
-cannot be seen in its result.
+Called by `backend`. After a failure of the GPU the CPU computes everything. Both give the same bits, so the result does
+not depend on the device.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 
 from kvasir.errors import KernelError
 from kvasir.experts import FloatRows, LayerExperts
-from kvasir.kernels.api import EncodedRows, ExpertKernel, LoadedExperts, Pairs, RowFormat
-from kvasir.kernels.fingerprint import KX1_NAME
+from kvasir.kernels.api import KX1_NAME, EncodedRows, ExpertKernel, LoadedExperts, Pairs, RowFormat
 from kvasir.kernels.gpu.device import GpuError
 from kvasir.kernels.gpu.kernel import GpuKX1Kernel
 from kvasir.kernels.gpu.tunables import seconds_of_call
@@ -25,7 +24,7 @@ TimeCall = Callable[[LoadedExperts, int], float]
 
 
 def crossover(sizes: Sequence[int], gpu_s: Sequence[float], cpu_s: Sequence[float]) -> int:
-    """Pairs from which the GPU was faster in all sizes tried; NEVER when it was slower in the largest."""
+    """Return the number of pairs from which the GPU was always faster; NEVER if it was slower for the largest size."""
     first = NEVER
     for size, on_gpu, on_cpu in reversed(list(zip(sizes, gpu_s, cpu_s, strict=True))):
         if on_gpu >= on_cpu:
@@ -35,7 +34,7 @@ def crossover(sizes: Sequence[int], gpu_s: Sequence[float], cpu_s: Sequence[floa
 
 
 class GpuOrCpuKernel:
-    """Implements ExpertKernel. With `is_measured` calls are shared out by size, else all go to the GPU."""
+    """Implements ExpertKernel. With `is_measured` calls are distributed by size, else all go to the GPU."""
 
     name = KX1_NAME
     row_format = RowFormat.KX1
@@ -50,20 +49,20 @@ class GpuOrCpuKernel:
 
     @property
     def isa_name(self) -> str:
-        """What computes, for reports."""
+        """Return both devices, for reports."""
         return f"{self.gpu.isa_name}, {getattr(self.cpu, 'isa_name', 'numpy')}"
 
     @property
     def fingerprint(self) -> str:
-        """64 hex digits; both passed the self-test."""
+        """64 hex digits; both devices passed the self-test."""
         return self.cpu.fingerprint
 
     def refusal(self, experts: LayerExperts) -> str | None:
-        """Why KX1 cannot compute these experts, or None. What the GPU alone cannot do, the CPU does."""
+        """Return why KX1 cannot compute these experts, or None. The CPU computes those that only the GPU refuses."""
         return self.cpu.refusal(experts)
 
     def load(self, experts: LayerExperts) -> LoadedExperts:
-        """Ready on both; the first layer that both can compute is what they are measured with."""
+        """Load on both devices, and measure them with the first layer that both can compute."""
         on_cpu = self.cpu.load(experts)
         reason = self.gpu.refusal(experts)
         if reason is not None or self.gpu_from == NEVER:
@@ -79,18 +78,18 @@ class GpuOrCpuKernel:
         return LoadedOnBoth(self, on_gpu, on_cpu)
 
     def encode_rows(self, rows: FloatRows) -> EncodedRows:
-        """Rows f32 [n, d_model] in KX1's packed form."""
+        """Encode rows f32 [n, d_model] in KX1's packed form."""
         return self.cpu.encode_rows(rows)
 
     def row_bytes(self, d_model: int) -> int:
-        """Bytes of one packed row."""
+        """Return the bytes of one packed row."""
         return self.cpu.row_bytes(d_model)
 
     def give_up(self, error: GpuError) -> None:
-        """Compute on the CPU from now on."""
+        """Use only the CPU from now on."""
         if self.gpu_from != NEVER:
             logger.warning(
-                "The GPU is given up until the next start; the CPU computes on, with the same bits: %s", error
+                "the GPU failed and is not used until the next start; the CPU computes the same bits: %s", error
             )
         self.gpu_from = NEVER
 
@@ -100,16 +99,16 @@ class GpuOrCpuKernel:
             gpu_s = [self._time_call(on_gpu, n) for n in SIZES_TRIED]
         except GpuError:
             raise
-        except KernelError as error:  # a damaged expert: its callers will be told, and another layer measured
+        except KernelError as error:  # a damaged expert: its callers get this error, and another layer is measured
             logger.info("GPU and CPU are not compared on layer %d: %s", on_cpu.layer, error)
             return
         self.gpu_from = crossover(SIZES_TRIED, gpu_s, cpu_s)
-        said = "no calls" if self.gpu_from == NEVER else f"calls of {self.gpu_from} pairs and more"
-        logger.info("The GPU %s computes %s", self.gpu.device.name, said)
+        said = "no calls" if self.gpu_from == NEVER else f"calls of {self.gpu_from} pairs or more"
+        logger.info("the GPU %s computes %s", self.gpu.device.name, said)
 
 
 class LoadedOnBoth:
-    """The experts of one layer on both; implements LoadedExperts."""
+    """The experts of one layer on both devices; implements LoadedExperts."""
 
     def __init__(self, kernel: GpuOrCpuKernel, on_gpu: LoadedExperts, on_cpu: LoadedExperts) -> None:
         self._kernel, self._on_gpu, self._on_cpu = kernel, on_gpu, on_cpu
@@ -127,7 +126,7 @@ class LoadedOnBoth:
         return self._on_cpu.d_model
 
     def compute(self, rows: EncodedRows, pair_rows: Pairs, pair_ids: Pairs) -> FloatRows:
-        """f32 [n_pairs, d_model]; see LoadedExperts."""
+        """Compute f32 [n_pairs, d_model]; see LoadedExperts."""
         kernel = self._kernel
         if len(pair_ids) >= (kernel.gpu_from or 1):
             try:

@@ -1,4 +1,4 @@
-"""The shader programs of KX1: which WGSL files make which program, and where the files are.
+"""The shader programs of KX1, each assembled from WGSL files.
 
 Called by `gpu.device`. The page's `kernels/gpu/*.js` puts the same files together; `kernels/wgsl/README.md` says how.
 Nothing is generated here, and no GPU is touched.
@@ -26,7 +26,7 @@ TYPE_FILES = {
 
 
 class Kind(StrEnum):
-    """What a program does. Matrix programs exist once for each quant type."""
+    """The kinds of programs. Matrix programs exist once for each quant type."""
 
     UNPACK_ROWS = "unpack_rows"
     SILU_QUANTISE = "silu_quantise"
@@ -39,7 +39,7 @@ PAIRS_A_TASK = {Kind.MATVEC_1: 1, Kind.MATVEC_4: 4, Kind.TILED: 32}
 
 
 class Program(NamedTuple):
-    """One program; `quant_type` is None where no weights are read."""
+    """One program; `quant_type` is None if it reads no weights."""
 
     kind: Kind
     quant_type: Quant | None = None
@@ -49,12 +49,12 @@ ROW_PROGRAMS = (Program(Kind.UNPACK_ROWS), Program(Kind.SILU_QUANTISE))
 
 
 def matrix_programs(quant_type: Quant) -> tuple[Program, ...]:
-    """The programs that multiply with a matrix of this type."""
+    """Return the programs that multiply with a matrix of this type."""
     return tuple(Program(kind, quant_type) for kind in PAIRS_A_TASK)
 
 
 def program_text(program: Program, lanes: int, has_packed_dot: bool = True) -> str:
-    """The WGSL of a program, entry point `main`. `lanes` invocations share a weight row in `matvec`."""
+    """Return the WGSL of a program with entry point `main`. `lanes` invocations share a weight row in `matvec`."""
     if lanes not in LANES_ALLOWED:
         raise KernelError(f"lanes is {lanes}; it must be one of {', '.join(map(str, LANES_ALLOWED))}")
     dot = "dot_packed" if has_packed_dot else "dot_plain"
@@ -78,7 +78,7 @@ def _files(program: Program) -> tuple[str, ...]:
 
 @cache
 def shader_file(name: str) -> str:
-    """The text of one WGSL file. Raises KernelError, naming the folder, when it is not installed."""
+    """Return the text of one WGSL file. Raises KernelError, which names the folder, if it is not installed."""
     path = SHADERS / f"{name}.wgsl"
     if not path.is_file():
         raise KernelError(f"the shader file {name}.wgsl is not in {SHADERS}; install kvasir again")

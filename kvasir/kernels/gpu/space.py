@@ -1,6 +1,6 @@
-"""Room for experts in GPU arenas: which bytes of which arena are free.
+"""The allocator of GPU arenas: which bytes of which arena are free.
 
-Called by `gpu.weights`. Pure bookkeeping; nothing here touches a device.
+Called by `gpu.weights`. Pure bookkeeping without a device.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ class Piece(NamedTuple):
 
 
 class ArenaSpace:
-    """First fit over the free pieces of all arenas; neighbours that are free become one."""
+    """A first-fit allocator over all arenas; neighbouring free pieces are merged."""
 
     def __init__(self) -> None:
         self._free: list[Piece] = []
         self.arena_bytes: list[int] = []
 
     def add_arena(self, n_bytes: int) -> None:
-        """One more arena, all of it free."""
+        """Add a free arena."""
         self._free.append(Piece(len(self.arena_bytes), 0, n_bytes))
         self.arena_bytes.append(n_bytes)
 
     def take(self, n_bytes: int) -> Piece | None:
-        """A piece of at least `n_bytes`, at a multiple of ALIGNMENT; None when no free piece is as long."""
+        """Allocate at least `n_bytes` at a multiple of ALIGNMENT; return None if no free piece is large enough."""
         wanted = aligned(n_bytes)
         for number, piece in enumerate(self._free):
             if piece.n_bytes >= wanted:
@@ -42,7 +42,7 @@ class ArenaSpace:
         return None
 
     def give_back(self, piece: Piece) -> None:
-        """Free a piece that `take` gave."""
+        """Free a piece that `take` returned."""
         insort(self._free, piece)
         merged: list[Piece] = []
         for item in self._free:
@@ -55,10 +55,10 @@ class ArenaSpace:
 
     @property
     def free_bytes(self) -> int:
-        """Bytes in all free pieces."""
+        """Return the bytes of all free pieces."""
         return sum(piece.n_bytes for piece in self._free)
 
 
 def aligned(n_bytes: int) -> int:
-    """`n_bytes` rounded up to ALIGNMENT."""
+    """Round `n_bytes` up to ALIGNMENT."""
     return -(-n_bytes // ALIGNMENT) * ALIGNMENT

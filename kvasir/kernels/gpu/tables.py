@@ -1,7 +1,7 @@
-"""What a GPU is told about one call: tasks, pairs and dispatches, from placed experts and sorted pairs.
+"""The tables of one GPU call: tasks, pairs and dispatches, from placed experts and sorted pairs.
 
-Called by `gpu.call`. Pure: numbers in, tables out, as `kernels/wgsl/README.md` lays them out; no choice made here can
-change a bit of a result.
+Called by `gpu.kernel` and `gpu.call`. Pure functions; `kernels/wgsl/README.md` defines the layout. No choice made here
+can change a bit of a result.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ U32 = npt.NDArray[np.uint32]
 BLOCK = 256
 TILE_ROWS = 32
 INVOCATIONS = 64
-MOST_WORK = 1 << 31  # multiplications of one submission: some milliseconds on most GPUs, far from any watchdog
+MOST_WORK = 1 << 31  # multiplications of one submission: some milliseconds on most GPUs, far below any watchdog's limit
 TASK_WORDS = 8
 SHAPE_WORDS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Tunables:
-    """What a device is fast with. No value changes a bit."""
+    """Settings that a device is fast with. No value changes a bit."""
 
     lanes: int = 4
     tiled_from: int = 16  # pairs of one expert in a call
@@ -67,7 +67,7 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CallTables:
-    """All that a call needs beside rows and weights."""
+    """Everything that a call needs except rows and weights."""
 
     tasks: U32  # [n_tasks, TASK_WORDS]
     pairs: U32  # [2 n_pairs, 2]
@@ -95,7 +95,7 @@ def call_tables(
     slot_pairs: npt.NDArray[np.integer],
     tunables: Tunables,
 ) -> CallTables:
-    """Tables for pairs that are sorted by expert: `counts[i]` slots in a row are of `experts[i]`.
+    """Make the tables for pairs sorted by expert: `counts[i]` consecutive slots belong to `experts[i]`.
 
     `slot_rows` and `slot_pairs` [n_pairs] are each slot's row among the uploaded ones and its place in the outputs.
     """
@@ -119,7 +119,7 @@ def call_tables(
 def _stage(
     uses: Iterable[_Use], widths: tuple[int, int, int], tasks: list[tuple[int, ...]], tunables: Tunables
 ) -> list[Dispatch]:
-    """Dispatches for matrices of one shape; their tasks are put at the end of `tasks`."""
+    """Make the dispatches for matrices of one shape, and append their tasks to `tasks`."""
     groups: dict[tuple[int, Program], list[tuple[int, ...]]] = {}
     for use in uses:
         for kind, first, count in split_pairs(use.n_pairs, tunables.tiled_from):
@@ -133,7 +133,7 @@ def _stage(
 
 
 def split_pairs(n_pairs: int, tiled_from: int) -> Iterator[tuple[Kind, int, int]]:
-    """Tasks for the pairs of one matrix: (kind, first pair, pairs)."""
+    """Yield the tasks for the pairs of one matrix: (kind, first pair, pairs)."""
     kind = Kind.TILED if n_pairs >= tiled_from else Kind.MATVEC_4
     width = PAIRS_A_TASK[kind]
     for first in range(0, n_pairs, width):
@@ -144,9 +144,9 @@ def split_pairs(n_pairs: int, tiled_from: int) -> Iterator[tuple[Kind, int, int]
 def matrix_dispatches(
     program: Program, arena: int, widths: tuple[int, int, int], first_task: int, n_tasks: int, lanes: int
 ) -> list[Dispatch]:
-    """One dispatch for tasks of matrices of `widths` (n_out, n_in, words of an output row), or more.
+    """Return one or more dispatches for tasks of matrices of `widths` (n_out, n_in, words of an output row).
 
-    Few enough multiplications each, so that no watchdog takes the device for hung.
+    Each has at most about MOST_WORK multiplications, so that no watchdog resets the device.
     """
     if program.quant_type is None:
         raise KernelError(f"{program.kind} reads no matrix")
@@ -167,7 +167,7 @@ def matrix_dispatches(
 
 
 def submissions(steps: Iterable[Dispatch]) -> Iterator[list[Dispatch]]:
-    """Dispatches in order, cut where a submission would have more than MOST_WORK."""
+    """Yield the dispatches in order, in submissions of at most MOST_WORK."""
     batch: list[Dispatch] = []
     work = 0
     for step in steps:
@@ -181,5 +181,5 @@ def submissions(steps: Iterable[Dispatch]) -> Iterator[list[Dispatch]]:
 
 
 def row_dispatch(program: Program, n_blocks: int, n_rows: int) -> Dispatch:
-    """`unpack_rows` or `silu_quantise` for rows of `n_blocks` blocks."""
+    """Return a dispatch of `unpack_rows` or `silu_quantise` for rows of `n_blocks` blocks."""
     return Dispatch(program, -1, (n_blocks, *[0] * (SHAPE_WORDS - 1)), (n_rows, 1), 0)

@@ -1,6 +1,6 @@
-"""What a GPU is fast with, found by a short measurement and remembered for the next start.
+"""The tuning of a GPU: a short measurement, remembered for the next start.
 
-Called by `backend` when a GPU kernel is made. A wrong answer costs time, never a bit.
+Called by `backend` when a GPU kernel is made. A wrong choice costs time, never a bit.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 def tune(kernel: GpuKX1Kernel, memory: Path | None = None) -> Tunables:
-    """The tunables that were remembered for this device in the file `memory`, else measured ones; sets them."""
+    """Set and return the tunables remembered for this device in the file `memory`, else measured ones."""
     path = default_memory() if memory is None else memory
     remembered = _read(path)
     tunables = _tunables(remembered.get(kernel.device.name))
@@ -45,13 +45,13 @@ def tune(kernel: GpuKX1Kernel, memory: Path | None = None) -> Tunables:
 
 
 def default_memory() -> Path:
-    """Where tunables are remembered: in the user's cache."""
+    """Return the file that tunables are remembered in, in the user's cache."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache) / "kvasir" / "gpu_tunables.json"
 
 
 def measure(kernel: GpuKX1Kernel, time_call: Callable[[LoadedExperts, int], float] | None = None) -> Tunables:
-    """The fastest of a few choices on one made expert. `time_call` gives the seconds of a call of n pairs."""
+    """Measure a few choices on a generated expert; `time_call` returns the seconds of a call of n pairs."""
     timed = time_call or seconds_of_call
     loaded = kernel.load(_made_expert())
 
@@ -66,7 +66,7 @@ def measure(kernel: GpuKX1Kernel, time_call: Callable[[LoadedExperts, int], floa
 
 
 def seconds_of_call(loaded: LoadedExperts, n_pairs: int, local_ids: Sequence[int] = (0,)) -> float:
-    """The shortest of a few calls with `n_pairs` made rows, after one that is not counted."""
+    """Return the shortest time of a few calls with `n_pairs` generated rows, after one warm-up call."""
     n_blocks = loaded.d_model // 256
     rows = np.tile(_packed_block(), (n_pairs, n_blocks))
     numbers = np.arange(n_pairs, dtype=np.int32)
@@ -81,7 +81,7 @@ def seconds_of_call(loaded: LoadedExperts, n_pairs: int, local_ids: Sequence[int
 
 
 def _packed_block() -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-    """One packed block of ordinary values: codes of a made stream, multipliers of 8, exponent 127."""
+    """Return one packed block of ordinary values: generated codes, multipliers of 8, exponent 127."""
     codes = plain_rows(1, 64, 7).view(np.uint8).reshape(-1) | 1
     return np.concatenate([np.where(codes == 0x80, 1, codes), np.array([0x88] * 4 + [127])]).astype(np.uint8)
 
@@ -94,7 +94,7 @@ def _made_expert() -> LayerExperts:
 
 
 def _tunables(entry: object) -> Tunables | None:
-    """What a remembered entry says, or None when it is not what this version writes."""
+    """Parse a remembered entry; return None if this version did not write it."""
     if not isinstance(entry, Mapping):
         return None
     lanes, tiled_from = entry.get("lanes"), entry.get("tiled_from")
@@ -116,4 +116,4 @@ def _write(path: Path, content: Mapping[str, object]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
-        logger.info("GPU tunables are not remembered: %s", error)
+        logger.info("GPU tunables could not be saved: %s", error)

@@ -1,7 +1,6 @@
-"""The experts on the GPU: uploaded when they are first computed, the longest unused ones given up when memory ends.
+"""The experts in GPU memory: uploaded when they are first computed, least recently used ones evicted if memory is full.
 
-Called by `gpu.kernel`. Arenas hold GGUF bytes as they are; the mapped file stays the owner, so giving an expert up
-loses nothing.
+Called by `gpu.kernel`. Arenas hold GGUF bytes unchanged; the mapped file keeps the data, so an eviction loses nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from kvasir.experts import LayerExperts, WeightMatrix
 from kvasir.kernels.gpu.device import GpuDevice, GpuError
 from kvasir.kernels.gpu.space import ArenaSpace, Piece
 from kvasir.kernels.gpu.tables import PlacedExpert, PlacedMatrix
-from kvasir.kernels.oracle_weights import weight_exponent
+from kvasir.kernels.oracle.weights import weight_exponent
 
 LEAST_ARENA_BYTES = 16 * 1024 * 1024
 MATRIX_ALIGNMENT = 16
@@ -33,18 +32,18 @@ class GpuWeights:
         self._max_bytes = max_bytes
         self._space = ArenaSpace()
         self.arenas: list[Any] = []
-        self._held: OrderedDict[Key, tuple[Piece, PlacedExpert]] = OrderedDict()  # the longest unused first
+        self._held: OrderedDict[Key, tuple[Piece, PlacedExpert]] = OrderedDict()  # least recently used first
         self.n_uploads = 0
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the arenas that experts take."""
+        """Return the bytes of the arenas that experts take."""
         return sum(self._space.arena_bytes) - self._space.free_bytes
 
     def place(self, key: Key, experts: LayerExperts, pinned: AbstractSet[Key]) -> PlacedExpert | None:
-        """Where an expert is; it is uploaded when it is not there. None when only `pinned` experts could make room.
+        """Return an expert's place, after an upload if needed; None if only evicting `pinned` experts would make room.
 
-        Raises KernelError for a scale that is not finite, GpuError when the device has no memory at all.
+        Raises KernelError for a scale that is not finite, GpuError if the device has no memory at all.
         """
         if key in self._held:
             self._held.move_to_end(key)
@@ -81,7 +80,7 @@ class GpuWeights:
         return PlacedExpert(piece.arena, *placed)
 
     def _write(self, arena: int, offset: int, matrix: WeightMatrix) -> None:
-        """Copy a matrix; a length that is not whole words ends in a word of its own."""
+        """Copy a matrix; if its length is not a multiple of 4 bytes, the rest is padded to a word."""
         whole = len(matrix.data) // 4 * 4
         self._device.write(self.arenas[arena], matrix.data[:whole], offset)
         if whole < len(matrix.data):
@@ -99,7 +98,7 @@ class GpuWeights:
         return piece
 
     def _add_arena(self, n_bytes: int) -> bool:
-        """One more arena, as large as all before; False when there is no memory for it."""
+        """Add an arena as large as all before together; return False if there is no memory for it."""
         total = sum(self._space.arena_bytes)
         size = min(self._device.arena_bytes, max(LEAST_ARENA_BYTES, n_bytes, total))
         if self._max_bytes is not None:
@@ -117,7 +116,7 @@ class GpuWeights:
 
 
 def expert_bytes(experts: LayerExperts) -> int:
-    """Bytes that one expert of a layer takes in an arena."""
+    """Return the bytes that one expert of a layer takes in an arena."""
     return sum(_aligned(stack.data.shape[1]) for stack in (experts.gate, experts.up, experts.down))
 
 

@@ -44,12 +44,12 @@ class AgentConfig:
 
     @property
     def room_bytes(self) -> int:
-        """What the budget leaves for experts."""
+        """Return the bytes that the budget leaves for experts."""
         return self.budget_bytes - WORKER_OVERHEAD_BYTES
 
     @property
     def facts(self) -> dict[str, str]:
-        """Facts about this machine that heartbeats carry."""
+        """Return the facts about this machine for heartbeats."""
         kind = "cpu" if self.kernel.backend.kind == "cpu" else "gpu"
         facts = {"os": platform.system(), "device_kind": kind, "backend": "native"}
         return facts | ({"region": self.identity.region} if self.identity.region else {})

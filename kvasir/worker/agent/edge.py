@@ -61,7 +61,7 @@ class AgentEdge:
 
     @property
     def is_serving(self) -> bool:
-        """Whether there is a session, joined or dialling."""
+        """Return whether there is a session, joined or dialling."""
         return self._current is not None
 
     async def serve(self, holdings: Holdings, relay_url: str, token: str) -> bool:

@@ -97,7 +97,7 @@ class NothingWanted:
 
     @property
     def is_crowded(self) -> bool:
-        """Whether there is work that does not fit into the worker's budget."""
+        """Return whether there is work that does not fit into the worker's budget."""
         return self.reason in {"the budget is full", "nothing that is wanted fits into the budget"}
 
 

@@ -1,8 +1,8 @@
 """The queue between connections and the kernel: one computation at a time, in a thread of its own.
 
-Connections submit jobs and are called back on the event loop. Backbones take turns; waiting jobs of the same layer
-are computed together, because reading an expert's weights once for many rows is cheaper, and a kernel's result for a
-pair does not depend on its company.
+Connections submit jobs and are called back on the event loop. Backbones take turns. Waiting jobs of the same layer are
+computed together, because it is cheaper to read an expert's weights once for many rows; a kernel's result for a pair
+does not depend on the other pairs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kvasir.kernels.sums import RowSums, sum_outputs
 from kvasir.wire.frames import Dispatch, Fault, FaultCode, ReplyType, Result, SumOrder, SumResult, clipped, f16_reply
 from kvasir.wire.split import result_bytes
 
-MAX_BATCH_BYTES = 44 * 1024 * 1024  # of outputs computed together, unless one job alone has more
+MAX_BATCH_BYTES = 44 * 1024 * 1024  # of outputs computed together; a single job may have more
 
 Answer = Result | SumResult | Fault
 
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Job:
-    """One dispatch that was checked, who asked for it, and whom to tell."""
+    """A checked dispatch, the client that sent it, and the callback for its answer."""
 
     client: Hashable
     dispatch: Dispatch
@@ -46,39 +46,39 @@ class Job:
 
 
 class ComputeQueue:
-    """Jobs in, answers out. Used from one event loop; `start` it there, and `stop` it."""
+    """The queue of one set of holdings. Call `start` and `stop`, and all else, on one event loop."""
 
     def __init__(self, layers: Mapping[int, LoadedExperts], max_batch_bytes: int = MAX_BATCH_BYTES) -> None:
         self._layers = layers
         self._max_batch_bytes = max_batch_bytes
-        self._waiting: OrderedDict[Hashable, deque[Job]] = OrderedDict()  # the next client to serve stands first
+        self._waiting: OrderedDict[Hashable, deque[Job]] = OrderedDict()  # the next client to serve is first
         self._is_busy = True  # until `start`
         self._loop: asyncio.AbstractEventLoop | None = None
         self._to_thread: SimpleQueue[list[Job] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._compute_for_ever, name="kvasir-compute", daemon=True)
 
     def start(self) -> None:
-        """Begin to compute; answers are given on the running event loop."""
+        """Start computing; callbacks run on the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
         self._is_busy = False
         self._next()
 
     def stop(self) -> None:
-        """Compute nothing more; what is being computed is not answered."""
+        """Stop computing; the batch under way is not answered."""
         self._waiting.clear()
         self._is_busy = True
         self._to_thread.put(None)
 
     def submit(self, job: Job) -> None:
-        """Queue a job. Its connection bounds how many it may have waiting."""
+        """Queue a job. Each connection bounds the number of its waiting jobs."""
         self._waiting.setdefault(job.client, deque()).append(job)
         if not self._is_busy and self._loop is not None:
             self._is_busy = True
-            self._loop.call_soon(self._next)  # after all that arrived with it
+            self._loop.call_soon(self._next)  # after all jobs that arrived together
 
     def forget(self, client: Hashable) -> None:
-        """Drop what a client that is gone had waiting."""
+        """Drop the waiting jobs of a client that is gone."""
         self._waiting.pop(client, None)
 
     def _next(self) -> None:
@@ -87,24 +87,24 @@ class ComputeQueue:
             self._to_thread.put(self._next_batch())
 
     def _computed(self, batch: Sequence[Job], answers: Sequence[Answer]) -> None:
-        self._next()  # first: the thread computes on while the answers are encoded and sent
+        self._next()  # first, so that the thread computes while answers are encoded and sent
         for job, answer in zip(batch, answers, strict=True):
             job.answer(answer)
 
     def _compute_for_ever(self) -> None:
         while (batch := self._to_thread.get()) is not None:
             answers = compute_batch(self._layers[batch[0].dispatch.layer], batch, self._max_batch_bytes)
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits for the answers
                 if self._loop is not None:
                     self._loop.call_soon_threadsafe(self._computed, batch, answers)
-            del batch, answers  # megabytes, else kept until the next batch comes
+            del batch, answers  # free megabytes before the next batch arrives
 
     def _next_batch(self) -> list[Job]:
-        """The oldest job of the client whose turn it is, and what fits beside it of the same layer."""
+        """Take the oldest job of the next client, and jobs of the same layer that fit beside it."""
         client, jobs = self._waiting.popitem(last=False)
         first = jobs.popleft()
         if jobs:
-            self._waiting[client] = jobs  # to the end of the line
+            self._waiting[client] = jobs  # to the end of the queue
         layer, room = first.dispatch.layer, self._max_batch_bytes - _output_bytes(first)
         batch = [first]
         for other, others in list(self._waiting.items()):
@@ -127,14 +127,14 @@ def _output_bytes(job: Job) -> int:
 
 
 def compute_batch(loaded: LoadedExperts, batch: Sequence[Job], max_batch_bytes: int = MAX_BATCH_BYTES) -> list[Answer]:
-    """The answers to jobs of one layer, in their order. Runs in the compute thread; never raises.
+    """Compute the answers to jobs of one layer, in their order. Runs in the compute thread; never raises.
 
-    A job for sums never has more than `max_batch_bytes` of outputs at once.
+    For a job of sums, at most `max_batch_bytes` of outputs exist at once.
     """
     if len(batch) > 1:
         try:
             return _answers_together(loaded, batch)
-        except Exception as error:  # one of them is bad: each alone, so that only that one pays
+        except Exception as error:  # one job is invalid: compute each alone, so that only that one fails
             log.debug("%d jobs of layer %d failed together: %s", len(batch), loaded.layer, error)
     return [_answer_alone(loaded, job.dispatch, max_batch_bytes) for job in batch]
 
@@ -160,15 +160,16 @@ def _answer_alone(loaded: LoadedExperts, dispatch: Dispatch, max_bytes: int) -> 
         return _result(dispatch, loaded.compute(dispatch.rows, dispatch.pair_rows, dispatch.pair_ids))
     except KernelError as error:
         return Fault(dispatch.request, FaultCode.BAD_ROWS, clipped(str(error)))
-    except Exception as error:  # the worker's loop top: answer, log and live on
+    except Exception as error:  # unexpected: log it, answer, and keep the thread alive
         log.exception("request %d of layer %d failed", dispatch.request, dispatch.layer)
         return Fault(dispatch.request, FaultCode.INTERNAL, clipped(f"{type(error).__name__}: {error}"))
 
 
 def _summed(loaded: LoadedExperts, dispatch: Dispatch, order: SumOrder, max_bytes: int) -> RowSums:
-    """The sums of a dispatch, over as many pairs at a time as `max_bytes` of outputs.
+    """Compute the sums of a dispatch in parts of at most `max_bytes` of outputs.
 
-    A few rows with many pairs would need far more memory than their answer. Integer sums associate: the same bits.
+    The outputs of a few rows with many pairs would take far more memory than their sums. Integer addition is
+    associative, so the bits are the same.
     """
     sums: RowSums | None = None
     step = max(max_bytes // result_bytes(1, dispatch.d_model), 1)

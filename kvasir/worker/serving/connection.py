@@ -1,17 +1,18 @@
-"""One backbone's connection as the worker sees it: handshake, checks, answers.
+"""The worker's end of one backbone's connection: handshake, checks, answers.
 
-`serve` makes one for each socket that it accepts. Whatever the other side sends, it is answered or the connection is
-closed with a reason; nothing that was not checked reaches the kernel, and nothing here disturbs another connection.
+`serve` makes one for each accepted socket, `join` one for each edge of a relay. Every frame is either answered or the
+connection is closed with a reason. Only checked requests reach the kernel, and connections do not affect each other.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 from kvasir import __version__
 from kvasir.edge.link import TcpLink
@@ -40,26 +41,51 @@ from kvasir.worker.serving.watch import Moments
 
 Link = TcpLink | RelayLink
 
-HELLO_BYTES = 4096  # the largest payload from a stranger who has not said who it is
+HELLO_BYTES = 4096  # the largest payload before the handshake
 
 log = logging.getLogger(__name__)
 
 
-class Registry(Protocol):
-    """Who knows all connections."""
+class Registry:
+    """All connections of one worker. Its owner sets `is_stopping` before it says goodbye to them."""
+
+    def __init__(self, max_clients: int) -> None:
+        self._max_clients = max_clients
+        self._changed = asyncio.Event()
+        self.connections: set[Connection] = set()
+        self.is_stopping = False
 
     def refusal(self) -> Refuse | None:
-        """Why no further backbone is welcome, or None."""
-        ...
+        """Return a refusal for a further backbone, or None."""
+        if self.is_stopping:
+            return Refuse(RefuseCode.STOPPING, "this worker is about to stop")
+        n_welcome = sum(connection.is_welcome for connection in self.connections)
+        if n_welcome >= self._max_clients:
+            return Refuse(RefuseCode.FULL, f"{n_welcome} backbones are connected, {self._max_clients} may be")
+        return None
 
     def connection_changed(self, connection: Connection) -> None:
-        """Something was answered, sent or closed."""
-        ...
+        """Forget a connection that is gone, and wake the waiting tasks."""
+        if connection.link.is_gone:
+            self.connections.discard(connection)
+        self._changed.set()
+
+    async def until(self, condition: Callable[[], bool], deadline_s: float) -> None:
+        """Wait until the connections meet a condition, or the deadline passes."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(deadline_s):
+                while not condition():
+                    self._changed.clear()
+                    await self._changed.wait()
+
+    def owes(self) -> bool:
+        """Return whether any connection owes answers."""
+        return any(connection.owes for connection in self.connections)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Service:
-    """What every connection of a worker shares."""
+    """The parts that all connections of a worker share."""
 
     holdings: Holdings
     queue: ComputeQueue
@@ -69,7 +95,7 @@ class Service:
 class Connection:
     """One socket, or one edge through a relay.
 
-    The owner of a socket looks at `moments` from time to time and calls `end` when it takes too long.
+    The server checks `moments` regularly and calls `end` when a deadline has passed.
     """
 
     def __init__(self, service: Service, registry: Registry, number: int, link: Link | None = None) -> None:
@@ -79,8 +105,8 @@ class Connection:
         self._opened = self._loop.time()
         self._limits = PROTOCOL_LIMITS  # of the backbone, which its hello states
         self._owed_bytes = 0
-        self._backlog: deque[Dispatch] = deque()  # over the budget: not computed before answers went out
-        self._together: list[Job] = []  # parts of one dispatch, of which more are announced
+        self._backlog: deque[Dispatch] = deque()  # over the limit of bytes under way: they wait until answers are sent
+        self._together: list[Job] = []  # parts of one dispatch, before its last part
         self.number = number
         self.state = EdgeState.HANDSHAKE
         self.n_answered = 0
@@ -88,17 +114,17 @@ class Connection:
 
     @property
     def is_welcome(self) -> bool:
-        """Whether the handshake is done and the edge has not been ended."""
+        """Return whether the handshake is done and the edge has not ended."""
         return self.state in (EdgeState.OPEN, EdgeState.GOING_AWAY)
 
     @property
     def owes(self) -> bool:
-        """Whether answers are outstanding or on their way out."""
+        """Return whether answers are outstanding or not yet sent."""
         return not self.link.is_closing and bool(self._owed_bytes or self._backlog or self.link.queued_bytes)
 
     @property
     def moments(self) -> Moments:
-        """When what happened, for the watch over deadlines."""
+        """Return the moments that `watch.overdue` compares with the deadlines."""
         link = self.link
         return Moments(
             opened=self._opened,
@@ -111,7 +137,7 @@ class Connection:
         )
 
     def end(self, reason: str) -> None:
-        """Say why, as far as the other side still listens, and close."""
+        """Send the reason, if the link is open, and close."""
         if self.link.is_closing:
             return
         log.info("connection %d ends: %s", self.number, reason)
@@ -124,12 +150,12 @@ class Connection:
         self.link.close(reason)
 
     def say_goodbye(self, reason: str) -> None:
-        """Tell the backbone that this worker will stop."""
+        """Announce to the backbone that this worker will stop."""
         if self.state is EdgeState.OPEN and not self.link.is_closing:
             self._send(Goaway(clipped(reason)))
             self._enter(EdgeState.GOING_AWAY)
 
-    # What the link calls
+    # Called by the link
 
     def frame_received(self, frame: Frame) -> None:
         """Handle one frame."""
@@ -147,7 +173,7 @@ class Connection:
                 self.end(f"{type(frame).__name__} is not for a worker after the handshake")
 
     def bytes_refused(self, error: WireError) -> None:
-        """Answer bytes that are no frame with the reason, and close."""
+        """Answer invalid bytes with the reason, and close."""
         if self.is_welcome:
             self.end(str(error))
             return
@@ -155,13 +181,13 @@ class Connection:
         self._refuse(Refuse(code, clipped(str(error))))
 
     def bytes_went_out(self) -> None:
-        """Go on with what had to wait until answers were sent."""
+        """Submit requests that had to wait until answers were sent."""
         if not self.link.is_closing:
             self._submit_what_fits()
         self._registry.connection_changed(self)
 
     def link_closed(self, reason: str) -> None:
-        """Forget everything that this backbone had asked for."""
+        """Forget all requests of this backbone."""
         log.info("connection %d closed after %d answers: %s", self.number, self.n_answered, reason)
         self._enter(EdgeState.CLOSED)
         self._forget_work()
@@ -210,7 +236,7 @@ class Connection:
         self._submit_what_fits()
 
     def _submit_what_fits(self) -> None:
-        """Take over what the budget allows; while something is left, nothing more is read from this backbone."""
+        """Submit as much of the backlog as the limit allows; while some is left, stop reading from this backbone."""
         most = self._service.limits.max_inflight_bytes
         while self._backlog:
             dispatch = self._backlog[0]
@@ -228,7 +254,7 @@ class Connection:
         self.link.resume_reading()
 
     def _submit_together(self) -> None:
-        """Queue the jobs that were kept until their last part came."""
+        """Queue the parts of a dispatch that were kept for each other."""
         for job in self._together:
             self._service.queue.submit(job)
         self._together.clear()

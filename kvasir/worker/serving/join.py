@@ -7,7 +7,6 @@ compute queue serve requests as over TCP; only the link differs.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import random
 from collections.abc import Callable
@@ -18,11 +17,11 @@ from kvasir.edge.signs_of_life import KeepAlive
 from kvasir.errors import EdgeError
 from kvasir.relay.link import RelayLink
 from kvasir.relay.socket import RelaySocket
-from kvasir.wire.frames import Hello, Refuse, RefuseCode, Role
+from kvasir.wire.frames import Hello, Role
 from kvasir.wire.header import MAX_INFLIGHT_BYTES, Limits
 from kvasir.worker.serving.compute import ComputeQueue
 from kvasir.worker.serving.config import ClientLimits, RelayAccess
-from kvasir.worker.serving.connection import Connection, Service
+from kvasir.worker.serving.connection import Connection, Registry, Service
 from kvasir.worker.serving.holdings import Holdings
 
 CONNECT_DEADLINE_S = 15.0
@@ -52,10 +51,9 @@ class RelayWorker:
         self._keep_alive = keep_alive
         most = min(self._limits.max_inflight_bytes, MAX_INFLIGHT_BYTES)
         self._service = Service(holdings, ComputeQueue(holdings.layers), Limits(max_inflight_bytes=most))
-        self._connections: set[Connection] = set()
+        self._registry = Registry(self._limits.max_clients)
         self._n_edges = 0
         self._stopping: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._changed = asyncio.Event()
 
     async def run(self) -> None:
         """Stay joined until `stop`; dial again, without end, when the relay is away or refuses."""
@@ -81,25 +79,9 @@ class RelayWorker:
 
     def stop(self, reason: str) -> None:
         """Make `run` announce the end, answer the requests in flight (within the stop deadline), and return."""
+        self._registry.is_stopping = True
         if not self._stopping.done():
             self._stopping.set_result(reason)
-
-    # Called by connections
-
-    def refusal(self) -> Refuse | None:
-        """Return a refusal for a further backbone, or None."""
-        if self._stopping.done():
-            return Refuse(RefuseCode.STOPPING, "this worker is about to stop")
-        n_welcome = sum(connection.is_welcome for connection in self._connections)
-        if n_welcome >= self._limits.max_clients:
-            return Refuse(RefuseCode.FULL, f"{n_welcome} backbones are connected, {self._limits.max_clients} may be")
-        return None
-
-    def connection_changed(self, connection: Connection) -> None:
-        """Forget a connection that is gone, and wake the waiting tasks."""
-        if connection.link.is_gone:
-            self._connections.discard(connection)
-        self._changed.set()
 
     async def _dial(self) -> RelaySocket:
         holdings = self._service.holdings
@@ -131,24 +113,17 @@ class RelayWorker:
             self._on_lost(socket.closed.result())
             return
         reason = self._stopping.result()
-        for connection in self._connections:
+        for connection in self._registry.connections:
             connection.say_goodbye(reason)
-        await self._until_nothing_is_owed()
+        await self._registry.until(lambda: not self._registry.owes(), self._limits.deadlines.stop_s)
         await socket.close(reason)
 
     def _edge_opened(self, link: RelayLink, socket: RelaySocket) -> None:
         del socket
         self._n_edges += 1
-        connection = Connection(self._service, self, self._n_edges, link)
+        connection = Connection(self._service, self._registry, self._n_edges, link)
         link.owner = connection
-        self._connections.add(connection)
-
-    async def _until_nothing_is_owed(self) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._limits.deadlines.stop_s):
-                while any(connection.owes for connection in self._connections):
-                    self._changed.clear()
-                    await self._changed.wait()
+        self._registry.connections.add(connection)
 
     async def _pause(self, seconds: float) -> None:
         await asyncio.wait([self._stopping], timeout=seconds)

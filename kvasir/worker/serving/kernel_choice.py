@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 from kvasir.experts import LayerExperts
 from kvasir.kernels import native
-from kvasir.kernels.api import ExpertKernel
+from kvasir.kernels.api import FLOAT_NAME, ExpertKernel
 from kvasir.kernels.backend import CPU, Backend
-from kvasir.kernels.fingerprint import FLOAT_NAME
 from kvasir.kernels.isa import NUMPY, wanted_isa
 from kvasir.kernels.registry import kernel_for, kernel_named
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from kvasir.errors import DownloadError, GGUFError, KvasirError
 from kvasir.experts import ExpertRange
 from kvasir.gguf.index import GGUFIndex
-from kvasir.slicing.expert_places import digest_places, expert_places
-from kvasir.slicing.expert_tensors import find_expert_tensors
+from kvasir.slicing.expert_tensors import expert_places, find_expert_tensors
+from kvasir.slicing.manifest import digest_places
 from kvasir.slicing.slice_file import SliceFile
 from kvasir.worker.slices.download import Patience, Sources
 from kvasir.worker.slices.http import TransferError

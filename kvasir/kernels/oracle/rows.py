@@ -1,7 +1,7 @@
-"""KX1 step 1 in numpy: rows of f32 to blocks of small integers, and the packed form in which they travel.
+"""KX1 step 1 in numpy: rows of f32 to blocks of small integers, and their packed form.
 
-Called by `oracle`; written from docs/reference/kx1.md alone, to check the C code. Integers only: no value is
-ever handled as a floating-point number, and nothing here reads weights.
+Written from docs/reference/kx1.md alone, so that it can check the C code. Integers only: no value is handled as a
+floating-point number. It reads no weights.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SUB_BLOCK = 32  # activations under one multiplier
 N_SUB_BLOCKS = BLOCK // SUB_BLOCK
 PACKED_BLOCK = BLOCK + N_SUB_BLOCKS // 2 + 1  # bytes: codes, multipliers (two a byte), exponent
 MAX_COLS = 16384
-EXPONENT_BIAS = 13  # a packed exponent is kb - 13, which is at least 1 for a block that is not zero
+EXPONENT_BIAS = 13  # a packed exponent is kb - 13, at least 1 for a block that is not zero
 
 MAGNITUDE = 0x7FFFFFFF
 MANTISSA = 0x7FFFFF
@@ -45,26 +45,26 @@ class QuantisedRows:
 
     @property
     def row_exponents(self) -> I32:
-        """kt, the largest exponent of each row: [n]."""
+        """Return kt, the largest exponent of each row: [n]."""
         return np.asarray(self.exponents.max(axis=1), np.int32)
 
     @property
     def shifts(self) -> I32:
-        """sh, how far each block's sum is shifted down to its row's exponent: [n, n_blocks]."""
+        """Return sh, the right shift of each block's sum to its row's exponent: [n, n_blocks]."""
         return np.asarray(np.minimum(self.row_exponents[:, None] - self.exponents, 63), np.int32)
 
     def select(self, rows: slice | npt.NDArray[np.int64]) -> QuantisedRows:
-        """Some of the rows."""
+        """Return a selection of the rows."""
         return QuantisedRows(self.codes[rows], self.multipliers[rows], self.exponents[rows])
 
 
 def _mantissas(magnitudes: U32) -> U32:
-    """24-bit mantissas with their hidden bit; zero and subnormal numbers count as 0."""
+    """Return 24-bit mantissas with their hidden bit; 0 for zero and subnormal numbers."""
     return np.where(magnitudes > MANTISSA, (magnitudes & MANTISSA) | HIDDEN_BIT, 0).astype(np.uint32)
 
 
 def quantise(rows: FloatRows) -> QuantisedRows:
-    """Quantise finite f32 rows [n, cols], cols a multiple of 256. The caller has checked both."""
+    """Quantise finite f32 rows [n, cols], cols a multiple of 256. The caller checks both."""
     n_blocks = rows.shape[1] // BLOCK
     bits = np.ascontiguousarray(rows).view(np.uint32).reshape(len(rows), n_blocks, N_SUB_BLOCKS, SUB_BLOCK)
     magnitudes = bits & np.uint32(MAGNITUDE)
@@ -77,7 +77,7 @@ def quantise(rows: FloatRows) -> QuantisedRows:
 
     sub_down = np.minimum(exponent[..., None] - (sub_largest >> 23), 31)
     sub_mantissa = _mantissas(sub_largest) >> sub_down
-    unit = np.uint32(127) << scale_shift[..., None]  # what multiplier 1 reaches
+    unit = np.uint32(127) << scale_shift[..., None]  # the largest mantissa of multiplier 1
     multipliers = np.maximum(((sub_mantissa + unit - 1) >> scale_shift[..., None]) // 127, 1)
     inverse = 524288 // multipliers
 
@@ -92,7 +92,7 @@ def quantise(rows: FloatRows) -> QuantisedRows:
 
 
 def pack(rows: QuantisedRows) -> EncodedRows:
-    """The packed form of quantised rows: uint8 [n, n_blocks * 261]."""
+    """Pack quantised rows: uint8 [n, n_blocks * 261]."""
     n, n_blocks = rows.exponents.shape
     packed = np.empty((n, n_blocks, PACKED_BLOCK), np.uint8)
     packed[..., :BLOCK] = rows.codes.view(np.uint8)
@@ -102,10 +102,10 @@ def pack(rows: QuantisedRows) -> EncodedRows:
 
 
 def unpack(packed: EncodedRows) -> QuantisedRows:
-    """Rows from their packed form [n, n_blocks * 261].
+    """Unpack rows [n, n_blocks * 261].
 
-    Raises KernelError, naming row and block, for the two things that no quantiser writes and whose sums the
-    bit budget does not cover: a code of -128, a multiplier of 0.
+    Raises KernelError, which names row and block, for a code of -128 or a multiplier of 0: no quantiser writes them,
+    and the bit budget does not cover their sums.
     """
     blocks = packed.reshape(len(packed), packed.shape[1] // PACKED_BLOCK, PACKED_BLOCK)
     codes = np.ascontiguousarray(blocks[..., :BLOCK]).view(np.int8)
@@ -118,7 +118,7 @@ def unpack(packed: EncodedRows) -> QuantisedRows:
 
 
 def _refuse_where(bad: npt.NDArray[np.bool_], what: str) -> None:
-    """Raise KernelError for the first block [n, n_blocks] marked bad."""
+    """Raise KernelError for the first block in `bad` [n, n_blocks]."""
     if bad.any():
         row, block = (int(i) for i in np.argwhere(bad)[0])
         raise KernelError(f"packed KX1 row {row}, block {block} has {what}")

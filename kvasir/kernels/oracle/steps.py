@@ -1,6 +1,6 @@
 """KX1 steps 3 to 6 in numpy: block values, output rounding, silu(g) * u, and a whole expert.
 
-Called by `oracle` and by the tests that check the C code. Integers only, derived from docs/reference/kx1.md; f32 values
+Called by `kernel` and by the tests that check the C code. Integers only, derived from docs/reference/kx1.md; f32 values
 are handled as their bit patterns throughout.
 """
 
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvasir.experts import FloatRows, WeightMatrix
-from kvasir.kernels.oracle_rows import (
+from kvasir.kernels.oracle.rows import (
     BLOCK,
     HIDDEN_BIT,
     LARGEST_EXPONENT,
@@ -23,7 +23,7 @@ from kvasir.kernels.oracle_rows import (
     QuantisedRows,
     quantise,
 )
-from kvasir.kernels.oracle_weights import IntegerWeights, integer_weights, weight_exponent
+from kvasir.kernels.oracle.weights import IntegerWeights, integer_weights, weight_exponent
 
 I64 = npt.NDArray[np.int64]
 U32 = npt.NDArray[np.uint32]
@@ -45,12 +45,12 @@ class ExactMatrix:
 
     @classmethod
     def of(cls, weights: WeightMatrix) -> ExactMatrix:
-        """Find `ew`; raises KernelError for a scale that is not finite."""
+        """Compute `ew`. Raises KernelError for a scale that is not finite."""
         return cls(weights, weight_exponent(weights))
 
 
 def matmul(matrix: ExactMatrix, rows: QuantisedRows) -> FloatRows:
-    """Steps 2 to 4: f32 [n, n_out]."""
+    """Compute steps 2 to 4: f32 [n, n_out]."""
     weights = matrix.weights
     out = np.empty((rows.n_rows, weights.n_out), np.uint32)
     tile = max(1, WEIGHTS_AT_ONCE // weights.n_in)
@@ -70,18 +70,18 @@ def _parts(n_rows: int) -> Iterator[slice]:
 
 
 def _accumulate(weights: IntegerWeights, rows: QuantisedRows) -> I64:
-    """Step 3: the sum of the shifted block values, [n, rows of the matrix]."""
+    """Compute step 3: the sum of the shifted block values, [n, rows of the matrix]."""
     activations = _activations(rows)  # [n, n_blocks, 256]
     values = weights.scale[:, :, None] * _dots(weights.scaled, activations)  # [matrix rows, n_blocks, n]
     if weights.mins is not None:
         sums = activations.reshape(*activations.shape[:2], N_SUB_BLOCKS, SUB_BLOCK).sum(axis=-1)
         values -= weights.min_scale[:, :, None] * _dots(weights.mins, sums)
-    # the only place where bits are dropped: each block's complete value, shifted down (floor)
+    # the only loss of bits: each block's complete value is shifted right (floor)
     return np.asarray((values >> rows.shifts.T[None]).sum(axis=1).T, np.int64)
 
 
 def _activations(rows: QuantisedRows) -> I64:
-    """Codes times their multipliers: [n, n_blocks, 256]."""
+    """Return codes times their multipliers: [n, n_blocks, 256]."""
     codes = rows.codes.reshape(*rows.multipliers.shape, SUB_BLOCK)
     scaled = np.multiply(codes, rows.multipliers[..., None], dtype=np.int64)
     return scaled.reshape(rows.n_rows, -1, BLOCK)
@@ -94,10 +94,10 @@ def _dots(weights: I64, activations: I64) -> I64:
 
 
 def round_output(acc: I64, exponent: npt.NDArray[np.integer]) -> U32:
-    """Step 4: acc * 2^exponent as f32 bit patterns.
+    """Compute step 4: acc * 2^exponent as f32 bit patterns.
 
-    To nearest, ties to even, at 24 bits; then below 2^-126 becomes +0 and above the largest finite value that
-    value, with its sign.
+    Round to nearest, ties to even, at 24 bits. Then values below 2^-126 become +0, and values above the largest finite
+    one become that value, with their sign.
     """
     magnitude = np.abs(acc)  # below 2^60
     length = _bit_length(magnitude)
@@ -113,7 +113,7 @@ def round_output(acc: I64, exponent: npt.NDArray[np.integer]) -> U32:
 
 
 def _bit_length(magnitude: I64) -> I64:
-    """Position of the highest set bit, counted from 1; 0 for 0."""
+    """Return the position of the highest set bit, counted from 1; 0 for 0."""
     length = np.zeros_like(magnitude)
     rest = magnitude
     for step in (32, 16, 8, 4, 2, 1):
@@ -124,12 +124,12 @@ def _bit_length(magnitude: I64) -> I64:
 
 
 def _u32(words: npt.NDArray[np.integer]) -> U32:
-    """The same words, for the type checker: numpy's stubs lose the width of a sum with a Python integer."""
+    """Return the same words as uint32: numpy's stubs lose the type of a sum with a Python integer."""
     return np.asarray(words, np.uint32)
 
 
 def silu_mul(gate: FloatRows, up: FloatRows) -> FloatRows:
-    """Step 5: silu(gate) * up, elementwise on f32 bit patterns, in unsigned 32-bit arithmetic."""
+    """Compute step 5: silu(gate) * up, elementwise on f32 bit patterns, in unsigned 32-bit arithmetic."""
     gate_bits, up_bits = (np.ascontiguousarray(part).view(np.uint32) for part in (gate, up))
     gate_field, up_field = _u32((gate_bits >> 23) & 255), _u32((up_bits >> 23) & 255)
     gate_mantissa = _u32((gate_bits & MANTISSA) | HIDDEN_BIT)
@@ -150,7 +150,7 @@ def silu_mul(gate: FloatRows, up: FloatRows) -> FloatRows:
 
 
 def _sigmoid(mantissa: U32, field: U32, is_negative: npt.NDArray[np.bool_]) -> tuple[U32, U32]:
-    """Sigmoid of g as a Q16 number and halvings still to apply to it: [..], [..]."""
+    """Return the sigmoid of g as a Q16 number, and how often it still has to be halved: [..], [..]."""
     fixed = np.where(field > 131, 0xFFFFFF, mantissa >> np.clip(131 - field.astype(np.int32), 0, 31))
     fixed = fixed.astype(np.uint32)  # |g| in Q5.19
     exponent = (fixed >> 12) * LOG2_E_Q18 + (((fixed & 4095) * LOG2_E_Q18) >> 12)  # |g| log2(e) in Q6.25
@@ -164,7 +164,7 @@ def _sigmoid(mantissa: U32, field: U32, is_negative: npt.NDArray[np.bool_]) -> t
 
 
 def _normalise(product: U32, times: int) -> tuple[U32, U32]:
-    """Shift up until bit 31 is set, `times` at most; also how far."""
+    """Shift left until bit 31 is set, `times` bits at most; return the results and the shifts."""
     shifted = np.zeros_like(product)
     for _ in range(times):
         is_low = (product < SIGN).astype(np.uint32)
@@ -173,6 +173,6 @@ def _normalise(product: U32, times: int) -> tuple[U32, U32]:
 
 
 def expert(gate: ExactMatrix, up: ExactMatrix, down: ExactMatrix, rows: QuantisedRows) -> FloatRows:
-    """Step 6: the whole expert for rows that are already quantised, f32 [n, d_model]."""
+    """Compute step 6: the whole expert for quantised rows, f32 [n, d_model]."""
     hidden = silu_mul(matmul(gate, rows), matmul(up, rows))
     return matmul(down, quantise(hidden))

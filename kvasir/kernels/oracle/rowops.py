@@ -1,6 +1,6 @@
-"""The float kernel's row operations in numpy, step for step as csrc/rowops_lanes.h does them: the same bits, slowly.
+"""The float kernel's row operations in numpy, in the steps of csrc/rowops_lanes.h: the same bits, but slower.
 
-Called through `rowops.row_ops` where the C library is not built, and by tests.
+Called through `kernels.rowops.row_ops` where the C library is not built, and by tests.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class NumpyRowOps:
     """Implements RowOps."""
 
     def matmul(self, x: Floats, w: Floats) -> Floats:
-        """x [n, cols] times each row of w [n_out, cols]: [n, n_out]."""
+        """Multiply x [n, cols] by each row of w [n_out, cols]: [n, n_out]."""
         if x.ndim != 2 or w.ndim != 2 or x.shape[1] != w.shape[1] or x.dtype != _F or w.dtype != _F:
             raise KernelError(f"cannot multiply {x.dtype} {list(x.shape)} by {w.dtype} {list(w.shape)} rows")
         out = np.empty((len(x), len(w)), _F)
@@ -34,7 +34,7 @@ class NumpyRowOps:
         return out
 
     def silu_mul(self, gate: Floats, up: Floats) -> Floats:
-        """gate / (1 + exp(-gate)) * up, elementwise."""
+        """Return gate / (1 + exp(-gate)) * up, elementwise."""
         if gate.shape != up.shape or gate.dtype != _F or up.dtype != _F:
             raise KernelError(f"gate is {gate.dtype} {list(gate.shape)}, up is {up.dtype} {list(up.shape)}")
         with np.errstate(over="ignore", under="ignore"):
@@ -42,7 +42,7 @@ class NumpyRowOps:
 
 
 def _lane_products(x: Floats, w: Floats) -> Floats:
-    """Dot products in 16 lanes, then lanes 8, 4, 2 and 1 apart added."""
+    """Compute dot products in 16 lanes, then add lanes that are 8, 4, 2 and 1 apart."""
     n_cols = x.shape[1]
     padding = -n_cols % LANES
     x, w = (np.pad(array, ((0, 0), (0, padding))) if padding else array for array in (x, w))
@@ -56,7 +56,7 @@ def _lane_products(x: Floats, w: Floats) -> Floats:
 
 
 def exp(x: Floats) -> Floats:
-    """exp as lanes_exp computes it."""
+    """Return exp(x) as `lanes_exp` of csrc computes it."""
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         value = np.where(x > 89, _F(89), np.where(x < -104, _F(-104), x))
         shifted = value * _LOG2_E + _ROUND_BIAS

@@ -1,7 +1,7 @@
 """KX1 step 2 in numpy: GGUF weight bytes of Q4_K, Q5_K, Q6_K and Q8_0 as integers.
 
-Called by `oracle_steps` (a few matrix rows at a time) and at load (the scales of a whole matrix). Written from
-docs/reference/kx1.md; it never dequantises: codes, sub-scales and fixed-point scales stay apart as integers.
+Called by `steps` (a few matrix rows at a time) and for the scales of a whole matrix. Written from
+docs/reference/kx1.md. It never dequantises: codes, sub-scales and fixed-point scales stay separate integers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gguf import GGMLQuantizationType
 
 from kvasir.errors import KernelError
 from kvasir.experts import WeightMatrix
-from kvasir.kernels.oracle_rows import BLOCK, N_SUB_BLOCKS
+from kvasir.kernels.oracle.rows import BLOCK, N_SUB_BLOCKS
 
 Bytes = npt.NDArray[np.uint8]
 I64 = npt.NDArray[np.int64]
@@ -38,7 +38,7 @@ class IntegerWeights:
 
 
 def _blocks(matrix: WeightMatrix, start: int, stop: int) -> Bytes:
-    """Bytes of matrix rows start..stop by block: [rows, n_blocks, bytes]."""
+    """Return the bytes of matrix rows start..stop by block: [rows, n_blocks, bytes]."""
     n_blocks = matrix.n_in // BLOCK
     block_bytes = BLOCK_BYTES[matrix.quant_type]
     row_bytes = n_blocks * block_bytes
@@ -46,7 +46,7 @@ def _blocks(matrix: WeightMatrix, start: int, stop: int) -> Bytes:
 
 
 def _scale_bits(quant_type: GGMLQuantizationType, blocks: Bytes) -> npt.NDArray[np.uint16]:
-    """The f16 scales of each block: [rows, n_blocks, n]: d and dmin, or d, or eight d."""
+    """Return the f16 scales of each block, [rows, n_blocks, n]: d and dmin, or d, or eight d."""
     if quant_type in (GGMLQuantizationType.Q4_K, GGMLQuantizationType.Q5_K):
         field = blocks[..., 0:4]
     elif quant_type is GGMLQuantizationType.Q6_K:
@@ -58,9 +58,9 @@ def _scale_bits(quant_type: GGMLQuantizationType, blocks: Bytes) -> npt.NDArray[
 
 
 def weight_exponent(matrix: WeightMatrix, rows_at_once: int = 1024) -> int:
-    """`ew`: the largest exponent of the matrix's scales, 0..29, counted as docs/reference/kx1.md does.
+    """Return `ew`: the largest exponent of the matrix's scales, 0..29, as defined in docs/reference/kx1.md.
 
-    Raises KernelError, naming row and block, when a scale is infinite or NaN.
+    Raises KernelError, which names row and block, if a scale is infinite or NaN.
     """
     largest = 1
     for start in range(0, matrix.n_out, rows_at_once):
@@ -77,7 +77,7 @@ def weight_exponent(matrix: WeightMatrix, rows_at_once: int = 1024) -> int:
 
 
 def fixed_point(scale_bits: npt.NDArray[np.uint16], weight_exp: int) -> I64:
-    """`w(h)`: f16 scales as signed fixed-point integers of at most 21 bits, relative to `ew`."""
+    """Return `w(h)`: f16 scales as signed fixed-point integers of at most 21 bits, relative to `ew`."""
     field = (scale_bits.astype(np.int64) >> 10) & 31
     mantissa = (scale_bits.astype(np.int64) & 1023) | np.where(field > 0, 1024, 0)
     exponent = np.maximum(field, 1) - 1
@@ -86,7 +86,7 @@ def fixed_point(scale_bits: npt.NDArray[np.uint16], weight_exp: int) -> I64:
 
 
 def integer_weights(matrix: WeightMatrix, weight_exp: int, start: int, stop: int) -> IntegerWeights:
-    """Matrix rows start..stop as integers."""
+    """Return matrix rows start..stop as integers."""
     blocks = _blocks(matrix, start, stop)
     scales = fixed_point(_scale_bits(matrix.quant_type, blocks), weight_exp)
     if matrix.quant_type is GGMLQuantizationType.Q6_K:
@@ -101,14 +101,14 @@ def integer_weights(matrix: WeightMatrix, weight_exp: int, start: int, stop: int
 
 
 def _scaled(codes: npt.NDArray[np.integer], factors: npt.NDArray[np.integer]) -> I64:
-    """Codes [rows, n_blocks, 256] times one factor for each of their n equal groups [rows, n_blocks, n]."""
+    """Multiply codes [rows, n_blocks, 256] by one factor for each of n equal groups [rows, n_blocks, n]."""
     groups = codes.reshape(*factors.shape, -1)
     scaled: I64 = np.multiply(groups, factors[..., None], dtype=np.int64)
     return scaled.reshape(*codes.shape)
 
 
 def _sub_scales_and_mins(field: Bytes) -> tuple[Bytes, Bytes]:
-    """The eight 6-bit sub-scales and eight 6-bit minima that Q4_K and Q5_K keep in 12 bytes."""
+    """Return the eight 6-bit sub-scales and eight 6-bit minima that Q4_K and Q5_K store in 12 bytes."""
     first, second, third = field[..., 0:4], field[..., 4:8], field[..., 8:12]
     sub_scales = np.concatenate([first & 63, (third & 15) | ((first >> 6) << 4)], axis=-1)
     mins = np.concatenate([second & 63, (third >> 4) | ((second >> 6) << 4)], axis=-1)
@@ -116,20 +116,20 @@ def _sub_scales_and_mins(field: Bytes) -> tuple[Bytes, Bytes]:
 
 
 def _nibbles(field: Bytes) -> Bytes:
-    """128 bytes as 256 four-bit codes: of each 32 bytes first all low nibbles, then all high ones."""
+    """Return 128 bytes as 256 four-bit codes: of each 32 bytes first all low nibbles, then all high ones."""
     groups = field.reshape(*field.shape[:2], 4, 1, 32)
     return np.concatenate([groups & 15, groups >> 4], axis=-2).reshape(*field.shape[:2], BLOCK)
 
 
 def _q5_k(blocks: Bytes) -> Bytes:
-    """Codes 0..31: bit j of the high byte l is the fifth bit of code l of sub-block j."""
+    """Return codes 0..31: bit j of the high byte l is the fifth bit of code l of sub-block j."""
     sub_block = np.arange(N_SUB_BLOCKS, dtype=np.uint8)[:, None]
     fifth = (blocks[..., None, 16:48] >> sub_block) & 1  # [rows, n_blocks, 8, 32]
     return np.asarray(_nibbles(blocks[..., 48:]) | (fifth.reshape(*blocks.shape[:2], BLOCK) << 4), np.uint8)
 
 
 def _q6_k(blocks: Bytes) -> I64:
-    """Codes -32..31 times the signed sub-scale of their 16."""
+    """Return codes -32..31 times the signed sub-scale of their group of 16."""
     low = blocks[..., 0:128].reshape(*blocks.shape[:2], 2, 1, 64)
     low = np.concatenate([low & 15, low >> 4], axis=-2).reshape(*blocks.shape[:2], 2, 4, 32)
     pair = np.arange(0, 8, 2, dtype=np.uint8)[:, None]
@@ -140,6 +140,6 @@ def _q6_k(blocks: Bytes) -> I64:
 
 
 def _q8_0(blocks: Bytes, scales: I64) -> I64:
-    """Codes -128..127 times the fixed-point scale of their 32."""
+    """Return codes -128..127 times the fixed-point scale of their group of 32."""
     codes = np.ascontiguousarray(blocks.reshape(*scales.shape, 34)[..., 2:]).view(np.int8)
     return _scaled(codes.reshape(*blocks.shape[:2], BLOCK), scales)
