@@ -165,7 +165,7 @@ test("a kernel that gives too few values is found out", async () => {
     desk.kernel.compute = async () => new Float32Array(255);
     desk.submit("a", dispatch(1));
     await settle();
-    assert.match(desk.answers[0][2].message, /gave 255 values, 256 are needed/);
+    assert.match(desk.answers[0][2].message, /returned 255 values, 256 are needed/);
 });
 
 test("the kernel gets rows of their own, in whole and in their order", async () => {

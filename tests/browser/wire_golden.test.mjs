@@ -124,7 +124,7 @@ test("a payload over 8 MiB is neither sent nor read, and costs no memory", () =>
 test("a control payload over 1 MiB is refused", () => {
     const header = encode(goaway("x"))[0].slice();
     new DataView(header.buffer).setUint32(28, MIB, true);
-    assert.throws(() => decode(header), /its header says 1048612/);
+    assert.throws(() => decode(header), /its header announces 1048612/);
     new DataView(header.buffer).setUint32(28, MIB + 1, true);
     assert.throws(() => decode(header), /1048577 bytes is over the limit of 1048576/);
 });

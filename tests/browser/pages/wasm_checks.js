@@ -5,11 +5,12 @@
  */
 
 import { KernelLostError } from "/static/kvasir/errors.js";
-import { chooseKernel, kernelMemory } from "/static/kvasir/kernels/kernel_choice.js";
+import { chooseKernel } from "/static/kvasir/kernels/kernel_choice.js";
 import { selfTest } from "/static/kvasir/kernels/selftest.js";
 import { BUILDS, fetchModule } from "/static/kvasir/kernels/wasm/builds.js";
 import { Kx1Instance } from "/static/kvasir/kernels/wasm/instance.js";
 import { createWasmKernel } from "/static/kvasir/kernels/wasm/kernel.js";
+import { kernelMemory } from "/static/kvasir/worker/tab/session.js";
 import { callAll, differences, goldenExperts } from "./expert_vectors.js";
 import { checkVectors } from "./kx1_vectors.js";
 
