@@ -104,7 +104,7 @@ test("keys move within the map", () => {
 test("cells and layers in words", () => {
     assert.equal(
         cellWords(SNAPSHOT, { layer: 1, expert: 0 }),
-        "Layer 1, expert 0 · 0 of 2 replicas · 1 on the way · 1.5 rows/s · 2 KiB",
+        "Layer 1, expert 0 · 0 of 2 replicas · 1 pending · 1.5 rows/s · 2 KiB",
     );
     assert.equal(cellWords(SNAPSHOT, { layer: 2, expert: 2 }), "Layer 2, expert 2 · 1 of 1 replica · 0 rows/s · 2 KiB");
     assert.equal(cellWords(SNAPSHOT, { layer: 0, expert: 0 }), "Layer 0 has no experts");

@@ -1,5 +1,4 @@
-// Numbers, sizes and times in the visitor's language. Used by all parts of the dashboard and the operator's page; it
-// draws nothing.
+// Numbers, sizes and times in the visitor's language, for all parts of the dashboard.
 
 const LANGUAGE = document.documentElement.lang || "en";
 const whole = new Intl.NumberFormat(LANGUAGE, { maximumFractionDigits: 0 });
@@ -60,7 +59,7 @@ export function formatBytes(bytes) {
 }
 
 /**
- * How long something has lasted, in its two largest units.
+ * Format a duration by its two largest units.
  * @param {number} seconds
  * @returns {string}
  */
@@ -91,7 +90,7 @@ export function formatMoment(when) {
 export function formatShare(part, all) {
     if (all <= 0) return NOTHING;
     const share = (100 * part) / all;
-    // 100 % is said only of all, 0 % only of nothing
+    // 100 % is shown only for all, 0 % only for none
     const shown = part < all ? Math.min(99.9, share) : share;
     return `${short.format(part > 0 ? Math.max(0.1, shown) : 0)} %`;
 }

@@ -1,4 +1,4 @@
-// The workers' card: one row a worker. `dashboard` gives it snapshots; the server has sorted and bounded them.
+// The workers' card: one row for each worker. The server has sorted and limited them.
 
 import { html } from "../../ui/html.js";
 import { formatBytes, formatCount, formatDuration, formatMs, formatRate, NOTHING } from "./format.js";
@@ -19,12 +19,12 @@ export function WorkersCard({ snapshot }) {
 }
 
 function NoWorkers() {
-    return html`<p>${gettext("Nobody contributes right now: the backbone computes every expert itself.")} <a href="/contribute">${gettext("Be the first")}</a></p>`;
+    return html`<p>${gettext("No one is contributing right now: the backbone computes every expert itself.")} <a href="/contribute">${gettext("Be the first")}</a></p>`;
 }
 
 /**
- * The table's columns, and the classes of their cells. Phones show a worker's cells below each other: roles are named
- * because a cell that is no table cell any more loses its own.
+ * The table's columns and the classes of their cells. Phones show a worker's cells below each other. Roles are set
+ * because a cell without table layout loses its own.
  * @returns {[string, string][]}
  */
 function columns() {
@@ -83,7 +83,7 @@ export function TrustBadge({ worker }) {
 }
 
 /**
- * What kind of device it says that it is.
+ * Return the device's class as text.
  * @param {string} kind
  * @returns {string}
  */
@@ -94,7 +94,7 @@ export function kindWords(kind) {
 }
 
 /**
- * How much it holds.
+ * Return the size of its holdings as text.
  * @param {Worker} worker
  * @returns {string}
  */
@@ -104,7 +104,7 @@ export function holdsWords({ n_experts: nExperts, bytes }) {
 }
 
 /**
- * The first ranges, as layer:first–last.
+ * Return the first ranges as layer:first–last.
  * @param {Worker["ranges"]} ranges
  * @returns {string}
  */
