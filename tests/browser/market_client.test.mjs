@@ -176,12 +176,6 @@ test("a volunteer says what it holds and gets a range, or hears why not", async 
     }
 });
 
-test("rewards are asked for with the node's token", async () => {
-    const { made, sent } = await ask((market) => market.rewards(), { paid_row_experts: 7 });
-    assert.deepEqual([made.paid_row_experts, sent.url], [7, `${SITE}/api/rewards?limit=1`]);
-    assert.equal(sent.headers.authorization, "Bearer kvs-secret");
-});
-
 test("what may pass is away", async () => {
     for (const answer of [
         new TypeError("Failed to fetch"),

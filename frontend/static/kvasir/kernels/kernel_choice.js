@@ -225,7 +225,7 @@ function noKernel(reasons) {
 }
 
 /** Pairs of a message: of one row and expert, of a token, of a batch. */
-export const MEASURED_PAIRS = /** @type {const} */ ([1, 8, 64]);
+const MEASURED_PAIRS = /** @type {const} */ ([1, 8, 64]);
 
 const N_EXPERTS = 8;
 const ROUNDS = 3;

@@ -14,7 +14,7 @@ export const KX1_FINGERPRINT = "3e397bc766e40632d732f29ec44fb72343a2433d0a95baf3
 
 export const BLOCK = 256;
 export const PACKED_BLOCK = 261;
-export const MAX_COLS = 16384;
+const MAX_COLS = 16384;
 
 /**
  * ggml's number of each type, bytes of 256 weights, and of a quant block; offsets of the f16 scales in it.

@@ -57,7 +57,7 @@ export function words(seed, n) {
  * @param {number} n
  * @returns {Uint8Array}
  */
-export function streamBytes(seed, n) {
+function streamBytes(seed, n) {
     const made = new Uint8Array(words(seed, Math.ceil(n / 4)).buffer); // little-endian, as on all platforms with a browser
     return made.subarray(0, n);
 }

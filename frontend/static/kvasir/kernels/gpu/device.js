@@ -7,7 +7,7 @@ import { GpuUnavailableError } from "../../errors.js";
 
 const MIB = 1024 * 1024;
 /** A binding size that every device with WebGPU allows; larger bindings are never needed. */
-export const ARENA_BYTES = 128 * MIB;
+const ARENA_BYTES = 128 * MIB;
 const SOFTWARE = /swiftshader|llvmpipe|lavapipe|software|basic render/i;
 
 /**

@@ -33,7 +33,7 @@ const THREAD_BYTES = 3.5 * 2 ** 30;
 const MOST_THREADS = 8;
 
 /** Return the number of threads that leaves one core to the page. */
-export function usualThreads() {
+function usualThreads() {
     const cores = globalThis.navigator?.hardwareConcurrency ?? 2;
     return Math.max(1, Math.min(MOST_THREADS, cores - 1));
 }
@@ -227,7 +227,7 @@ export class WasmKernel {
  *
  * @returns {ThreadHandle}
  */
-export function startWorker() {
+function startWorker() {
     const worker = new Worker(new URL("./thread.js", import.meta.url), { type: "module", name: "kvasir wasm" });
     return {
         port: /** @type {Port} */ (worker),
@@ -240,7 +240,7 @@ export function startWorker() {
 }
 
 /** One thread and its unanswered requests. */
-export class PooledThread {
+class PooledThread {
     /**
      * @param {ThreadHandle} handle
      * @param {(reason: string) => void} onLost

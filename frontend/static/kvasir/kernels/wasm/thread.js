@@ -31,7 +31,7 @@ import { Kx1Instance } from "./instance.js";
  * @property {((event: any) => void) | null} onmessage
  */
 
-export class WasmThread {
+class WasmThread {
     constructor() {
         /** @type {Map<string, LoadedExpert>} */
         this.experts = new Map();

@@ -16,7 +16,7 @@ const COLOURS = { promised: "--heat-1", fetched: "--heat-2", served: "--by-tab" 
  * @param {import("../../worker/tab/messages.js").ModelFacts} model
  * @param {HeldRange[]} ranges
  */
-export function drawMap(canvas, model, ranges) {
+function drawMap(canvas, model, ranges) {
     const [width, height] = [model.nExpert, model.nLayer];
     if (canvas.width !== width || canvas.height !== height) [canvas.width, canvas.height] = [width, height];
     const context = canvas.getContext("2d");

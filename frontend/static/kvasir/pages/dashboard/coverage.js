@@ -171,7 +171,7 @@ function heightClass(nLayer) {
 }
 
 /** Coverage as a table, one row for each layer; built only while it is open. @param {{snapshot: Snapshot}} props */
-export function CoverageTable({ snapshot }) {
+function CoverageTable({ snapshot }) {
     const [isOpen, setIsOpen] = useState(false);
     return html`<details open=${isOpen} onToggle=${(/** @type {Event} */ event) => setIsOpen(/** @type {HTMLDetailsElement} */ (event.currentTarget).open)}>
     <summary>${gettext("Show as a table")}</summary>

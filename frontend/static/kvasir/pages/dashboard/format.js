@@ -4,7 +4,6 @@ const LANGUAGE = document.documentElement.lang || "en";
 const whole = new Intl.NumberFormat(LANGUAGE, { maximumFractionDigits: 0 });
 const short = new Intl.NumberFormat(LANGUAGE, { maximumSignificantDigits: 3 });
 const compact = new Intl.NumberFormat(LANGUAGE, { notation: "compact", maximumSignificantDigits: 3 });
-const moment = new Intl.DateTimeFormat(LANGUAGE, { dateStyle: "medium", timeStyle: "short" });
 
 const SIZES = ["B", "KiB", "MiB", "GiB", "TiB"];
 
@@ -72,14 +71,6 @@ export function formatDuration(seconds) {
     if (hours) return interpolate(gettext("%s h %s min"), [hours, minutes]);
     if (minutes) return interpolate(gettext("%s min"), [minutes]);
     return interpolate(gettext("%s s"), [s]);
-}
-
-/**
- * @param {number | string} when  Unix time in ms, or an ISO date
- * @returns {string}
- */
-export function formatMoment(when) {
-    return moment.format(new Date(when));
 }
 
 /**

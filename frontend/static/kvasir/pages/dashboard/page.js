@@ -94,7 +94,7 @@ if (place) {
 }
 
 /** The dashboard's first figures, and the latencies of requests. @param {{snapshot: Snapshot}} props */
-export function Summary({ snapshot }) {
+function Summary({ snapshot }) {
     const { coverage, service, throughput } = snapshot;
     const done = service.row_experts;
     const all = done.workers + done.hot + done.fallback;
@@ -119,7 +119,7 @@ function Figure({ name, value, note }) {
 }
 
 /** @param {{snapshot: Snapshot}} props */
-export function ServiceCard({ snapshot }) {
+function ServiceCard({ snapshot }) {
     const { latency, service } = snapshot;
     return html`<section class="card" aria-labelledby="service-title">
     <h2 id="service-title">${gettext("Queue and latency")}</h2>

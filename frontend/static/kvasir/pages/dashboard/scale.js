@@ -1,7 +1,7 @@
 // The heatmap's colours: replicas against their target in five steps, traffic on a continuous scale. Pure functions,
 // except for reading the theme's tokens.
 
-export const STEPS = /** @type {const} */ (["none", "below", "target", "above", "plenty"]);
+const STEPS = /** @type {const} */ (["none", "below", "target", "above", "plenty"]);
 
 /** @typedef {typeof STEPS[number]} Step */
 /** @typedef {[number, number, number]} Rgb */

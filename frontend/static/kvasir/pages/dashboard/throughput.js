@@ -40,7 +40,7 @@ export function ThroughputCard({ throughput }) {
  * @param {Throughput} throughput
  * @returns {string}
  */
-export function chartWords(throughput) {
+function chartWords(throughput) {
     const sums = SOURCES.map((name) => mean(throughput[name]));
     const values = { workers: formatRate(sums[0]), hot: formatRate(sums[1]), fallback: formatRate(sums[2]) };
     return interpolate(

@@ -72,7 +72,7 @@ function WorkerRow({ worker, atMs }) {
 }
 
 /** @param {{worker: Worker}} props */
-export function TrustBadge({ worker }) {
+function TrustBadge({ worker }) {
     const verified = interpolate(ngettext("%s row verified", "%s rows verified", worker.verified), [
         formatCount(worker.verified),
     ]);
@@ -87,7 +87,7 @@ export function TrustBadge({ worker }) {
  * @param {string} kind
  * @returns {string}
  */
-export function kindWords(kind) {
+function kindWords(kind) {
     /** @type {Record<string, string>} */
     const known = { cpu: "CPU", gpu: "GPU", browser: gettext("browser tab") };
     return known[kind] ?? (kind || NOTHING);
@@ -98,7 +98,7 @@ export function kindWords(kind) {
  * @param {Worker} worker
  * @returns {string}
  */
-export function holdsWords({ n_experts: nExperts, bytes }) {
+function holdsWords({ n_experts: nExperts, bytes }) {
     if (nExperts === 0) return NOTHING;
     return `${interpolate(ngettext("%s expert", "%s experts", nExperts), [formatCount(nExperts)])}, ${formatBytes(bytes)}`;
 }
@@ -108,7 +108,7 @@ export function holdsWords({ n_experts: nExperts, bytes }) {
  * @param {Worker["ranges"]} ranges
  * @returns {string}
  */
-export function rangesWords(ranges) {
+function rangesWords(ranges) {
     const shown = ranges.slice(0, MOST_RANGES).map(([layer, start, stop]) => `${layer}:${start}–${stop - 1}`);
     return shown.join("  ") + (ranges.length > MOST_RANGES ? " …" : "");
 }

@@ -204,7 +204,7 @@ export function failureOf(status, text, retryAfterS = 0) {
  * @param {AsyncIterable<Uint8Array>} chunks
  * @returns {AsyncGenerator<ServerEvent>}
  */
-export async function* serverEvents(chunks) {
+async function* serverEvents(chunks) {
     const decoder = new TextDecoder();
     let rest = "";
     for await (const chunk of chunks) {

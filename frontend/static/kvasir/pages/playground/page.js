@@ -138,7 +138,7 @@ const place = document.getElementById("playground");
 if (place) render(html`<${Playground} session=${new PlaygroundSession(ownNodeId)} />`, place);
 
 /** @param {{turn: Turn, isLast: boolean, onUseSeed: (seed: number) => void}} props */
-export function TurnView({ turn, isLast, onUseSeed }) {
+function TurnView({ turn, isLast, onUseSeed }) {
     const [opened, setOpened] = useState(/** @type {number | undefined} */ (undefined)); // its number in the trace
     // The other turns are not redrawn for every token of the running one.
     return useMemo(

@@ -168,7 +168,7 @@ const REFUSALS = {
  * Return a refusal's text.
  * @param {{code: string, message: string}} error
  */
-export function refusalText({ code, message }) {
+function refusalText({ code, message }) {
     return REFUSALS[code]?.() ?? message;
 }
 
@@ -180,7 +180,7 @@ function Former({ keys, onKey }) {
 }
 
 /** @param {{former: string[], onKey: (key: string) => void}} props */
-export function SignIn({ former, onKey }) {
+function SignIn({ former, onKey }) {
     const [text, setText] = useState("");
     const [isWrong, setWrong] = useState(false);
     const submit = (/** @type {Event} */ event) => {
@@ -209,7 +209,7 @@ export function SignIn({ former, onKey }) {
  * The account that is shown, and signing out.
  * @param {{scope: string, id: string, isOwn: boolean, onSignOut: () => void}} props
  */
-export function Signed({ scope, id, isOwn, onSignOut }) {
+function Signed({ scope, id, isOwn, onSignOut }) {
     const what = scope === "account" ? gettext("Account") : gettext("Node");
     return html`<p class="row signed">
         <span>${what} <strong class="mono" id="signed-id">${id}</strong></span>
