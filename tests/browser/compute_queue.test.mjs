@@ -34,7 +34,7 @@ class Desk {
         });
     }
 
-    // A kernel that is busy with two dispatches of other clients, so that what comes now waits.
+    // A kernel that is busy with two dispatches of other clients, so that later ones wait.
     async keepBusy() {
         this.kernel.isHolding = true;
         for (const name of ["first", "second"]) {
@@ -110,7 +110,7 @@ test("clients take turns", async () => {
     ]);
 });
 
-test("what a client that is gone had waiting is not computed, and nothing is after the end", async () => {
+test("waiting jobs of a lost client are not computed, and nothing is computed after the end", async () => {
     const desk = new Desk({ maxBatchBytes: 1 });
     await desk.keepBusy();
     desk.submit("gone", dispatch(1));

@@ -69,7 +69,7 @@ test("a pixel is red, green, blue, opaque in memory", () => {
     assert.throws(() => hexColour("red"), /"red" is not of the form #rrggbb/);
 });
 
-test("traffic is told apart over two orders of magnitude, and idle experts look idle", () => {
+test("traffic is distinguished over two orders of magnitude, and idle experts look idle", () => {
     assert.equal(trafficLevel(0, 100), 0);
     assert.equal(trafficLevel(100, 100), 1);
     assert.equal(trafficLevel(10, 100), 0.5);

@@ -52,7 +52,7 @@ function dispatchOfPayload(nBytes, dModel = 1280) {
     return kx1(nRows, (nBytes - nRows * width) / 8, dModel);
 }
 
-// The frame with the checksum that belongs to its bytes: what a hostile sender would write.
+// The frame with the right checksum for its bytes, as a hostile sender would write it.
 function withChecksum(data) {
     const sum = zlibCrc32(data.subarray(HEADER_BYTES), zlibCrc32(data.subarray(0, 32)));
     new DataView(data.buffer, data.byteOffset).setUint32(32, sum, true);
@@ -202,7 +202,7 @@ test("frames that cannot travel are not sent", () => {
     }
 });
 
-test("another version is told apart, and its refusal is read", () => {
+test("another version is recognised, and its refusal is read", () => {
     const refusal = join(encode(frameOf(ENTRIES.find(({ kind }) => kind === "REFUSE"))));
     refusal[4] = 1;
     assert.equal(decode(withChecksum(refusal)).kind, Kind.REFUSE);
