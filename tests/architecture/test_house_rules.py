@@ -30,10 +30,10 @@ def product_modules() -> list[Path]:
     return [p for p in ours if "migrations" not in p.parts]
 
 
-def test_modules_stay_under_300_lines() -> None:
+def test_modules_have_at_most_450_lines() -> None:
     sources = [p for p in tracked() if p.suffix in {".c", ".h", ".js", ".mjs", ".wgsl"} and "vendor" not in p.parts]
     lengths = {str(p.relative_to(ROOT)): len(p.read_text().splitlines()) for p in [*product_modules(), *sources]}
-    assert {name: n for name, n in lengths.items() if n >= 300} == {}
+    assert {name: n for name, n in lengths.items() if n > 450} == {}
 
 
 def test_functions_stay_under_40_lines() -> None:
