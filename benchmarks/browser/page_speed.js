@@ -1,5 +1,5 @@
 /**
- * The page's half of `page_speed.py`: what an expert costs per row in this browser, and a redraw of the heatmap.
+ * The page's half of `page_speed.py`: the time of an expert per row in this browser, and of a redraw of the heatmap.
  *
  * Times are wall times, medians; a page has no CPU time. Every call gives its outputs' hash, to be compared.
  */

@@ -1,8 +1,8 @@
 // The WebAssembly half of `wasm_speed.py`, in node: reads a request a line, answers a line.
 //
 // {op: "load", types, shape, nExperts, builds} makes experts (expert e has seed 100 e) in an instance of each build;
-// {op: "run", build, rows, experts} computes all rows by each of the experts, and says how long it took; {op: "vectors",
-// build} says which golden vectors a build misses. `wasm_speed.py` starts node so that pages' paths lead to files.
+// {op: "run", build, rows, experts} computes all rows by each of the experts, and returns the time; {op: "vectors",
+// build} lists the golden vectors that a build misses. `wasm_speed.py` starts node so that pages' paths lead to files.
 
 import { createHash } from "node:crypto";
 import { readFile } from "node:fs/promises";

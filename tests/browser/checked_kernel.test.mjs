@@ -1,4 +1,4 @@
-// A kernel that is checked while it works: at random times, by the self-test and by fresh numbers; what a fault does.
+// A kernel that is checked while it works, at random times, by the self-test and by fresh numbers; and the effect of a fault.
 
 import assert from "node:assert/strict";
 import test from "node:test";
@@ -140,7 +140,7 @@ test("a kernel that fails a check is lost, and no output leaves it, not even of 
     checked.close();
 });
 
-test("a kernel that dies is lost as ever", async () => {
+test("a kernel that dies is lost", async () => {
     const threads = [];
     const start = () => {
         threads.push(startThread());

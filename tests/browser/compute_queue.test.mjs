@@ -34,7 +34,7 @@ class Desk {
         });
     }
 
-    // A kernel that is busy with two dispatches of other clients, so that what comes now waits.
+    // A kernel that is busy with two dispatches of other clients, so that later ones wait.
     async keepBusy() {
         this.kernel.isHolding = true;
         for (const name of ["first", "second"]) {
@@ -110,7 +110,7 @@ test("clients take turns", async () => {
     ]);
 });
 
-test("what a client that is gone had waiting is not computed, and nothing is after the end", async () => {
+test("waiting jobs of a lost client are not computed, and nothing is computed after the end", async () => {
     const desk = new Desk({ maxBatchBytes: 1 });
     await desk.keepBusy();
     desk.submit("gone", dispatch(1));
@@ -165,7 +165,7 @@ test("a kernel that gives too few values is found out", async () => {
     desk.kernel.compute = async () => new Float32Array(255);
     desk.submit("a", dispatch(1));
     await settle();
-    assert.match(desk.answers[0][2].message, /gave 255 values, 256 are needed/);
+    assert.match(desk.answers[0][2].message, /returned 255 values, 256 are needed/);
 });
 
 test("the kernel gets rows of their own, in whole and in their order", async () => {

@@ -1,4 +1,4 @@
-"""States of the contributing worker, as worker/messages.js has them, for tests of how the page draws each.
+"""States of the contributing worker, as worker/tab/messages.js has them, for tests of how the page draws each.
 
 The page gets them from a stand-in for its worker, so that no test of looks needs a download or a GPU.
 """

@@ -69,7 +69,7 @@ test("a pixel is red, green, blue, opaque in memory", () => {
     assert.throws(() => hexColour("red"), /"red" is not of the form #rrggbb/);
 });
 
-test("traffic is told apart over two orders of magnitude, and idle experts look idle", () => {
+test("traffic is distinguished over two orders of magnitude, and idle experts look idle", () => {
     assert.equal(trafficLevel(0, 100), 0);
     assert.equal(trafficLevel(100, 100), 1);
     assert.equal(trafficLevel(10, 100), 0.5);
@@ -104,7 +104,7 @@ test("keys move within the map", () => {
 test("cells and layers in words", () => {
     assert.equal(
         cellWords(SNAPSHOT, { layer: 1, expert: 0 }),
-        "Layer 1, expert 0 · 0 of 2 replicas · 1 on the way · 1.5 rows/s · 2 KiB",
+        "Layer 1, expert 0 · 0 of 2 replicas · 1 pending · 1.5 rows/s · 2 KiB",
     );
     assert.equal(cellWords(SNAPSHOT, { layer: 2, expert: 2 }), "Layer 2, expert 2 · 1 of 1 replica · 0 rows/s · 2 KiB");
     assert.equal(cellWords(SNAPSHOT, { layer: 0, expert: 0 }), "Layer 0 has no experts");

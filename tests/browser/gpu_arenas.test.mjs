@@ -63,7 +63,7 @@ test("places lie side by side in arenas of whole experts, and never overlap", as
     assert.ok(places.every((place) => place.size === 768 && place.start + place.size <= place.arena.size));
 });
 
-test("what is given back is used again, in any order, and an empty arena is freed", async () => {
+test("released places are used again, in any order, and an empty arena is freed", async () => {
     const device = new MadeUpDevice();
     const arenas = new GpuArenas(device, 4096, 4096);
     const places = [];
@@ -80,7 +80,7 @@ test("what is given back is used again, in any order, and an empty arena is free
     assert.deepEqual([arenas.reservedBytes, device.used], [0, 0]);
 });
 
-test("a full budget says what was asked and what is left", async () => {
+test("a full budget names the bytes requested and left", async () => {
     const arenas = new GpuArenas(new MadeUpDevice(), MIB, 2000);
     await arenas.reserve(1024);
     await assert.rejects(arenas.reserve(1024), { name: "KernelMemoryError", needed: 1024, available: 976 });

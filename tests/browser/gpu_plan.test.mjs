@@ -1,4 +1,4 @@
-// The plan of a call on the GPU: every weight row meets every pair, whatever the experts, programs and cuts.
+// The plan of a call on the GPU: every weight row meets every pair, for all experts, programs and cuts.
 
 import assert from "node:assert/strict";
 import test from "node:test";
@@ -48,7 +48,7 @@ function coverage(chunk, dispatches, lanes) {
     return counts;
 }
 
-/** What must be computed of a chunk, in the keys of `coverage`. */
+/** The work of a chunk, in the keys of `coverage`. */
 function wanted(chunk, pairExperts, pairRows, matrix) {
     const keys = [];
     const n = chunk.pairs.length;

@@ -8,7 +8,7 @@ import { mixed } from "./golden_frames.mjs";
 const halvesOf = (floats) => new Uint16Array(Float16Array.from(floats).buffer);
 const bitsOf = (floats) => new Uint32Array(floats.buffer.slice(0));
 
-test("every finite half is the float that it says, and rounds to itself", () => {
+test("every finite half converts to its float, and rounds to itself", () => {
     const halves = Uint16Array.from({ length: 65536 }, (_, i) => i).filter((half) => (half & 0x7c00) !== 0x7c00);
     const floats = Float32Array.from(new Float16Array(halves.slice().buffer));
     assert.deepEqual(f16Reply(floats, 1), halves);

@@ -1,4 +1,4 @@
-// Which kernel a tab takes: by measured times, by what is remembered, and what is said where there is none.
+// The choice of a tab's kernel: by measured times, by remembered ones, and the error if there is none.
 
 import assert from "node:assert/strict";
 import test from "node:test";
@@ -70,7 +70,7 @@ test("a remembered build is taken without measuring; one that cannot run any mor
     other.close();
 });
 
-test("where nothing runs, the message says which browsers there are", async () => {
+test("if nothing runs, the message names the supported browsers", async () => {
     const nothing = { ...WASM, readBuild: async () => Uint8Array.of(0) };
     await assert.rejects(chooseKernel({ budgetBytes: BUDGET, only: "wasm", wasm: nothing }), (error) => {
         assert.ok(error instanceof UnsupportedBrowserError);
@@ -89,7 +89,7 @@ test("a kernel is measured at each size, and left as it was", async () => {
 });
 
 /**
- * A maker of "GPUs" for `chooseKernel`, whose calls take as long as `msOf` says of their number of pairs.
+ * A maker of "GPUs" for `chooseKernel`, whose calls take `msOf` milliseconds for their number of pairs.
  *
  * @returns {{create: Function, made: object[]}}
  */
@@ -148,7 +148,7 @@ for (const [what, msOf, backend, gpuFrom] of [
     });
 }
 
-test("another GPU than the remembered one is measured anew", async () => {
+test("another GPU than the remembered one is measured again", async () => {
     const older = { description: "an older GPU", tunables: { lanes: 2, tiledFrom: 8 } };
     const [gpus, remembered] = [fakeGpus(() => SLOW), memory({ gpu: older, build: null, gpuFrom: 0 })];
     const options = { budgetBytes: BUDGET, shape: SHAPE, wasm: WASM, remembered };
@@ -169,7 +169,7 @@ test("the test switch takes the GPU alone, and is not remembered", async () => {
     assert.deepEqual([kernel.backend, remembered.record], ["webgpu", null]);
 });
 
-test("a GPU that cannot be used leaves WebAssembly, and the reason is told", async () => {
+test("a GPU that cannot be used leaves WebAssembly, and the reason is reported", async () => {
     for (const error of [new GpuUnavailableError("no adapter"), new KernelError("failed its self-test")]) {
         const told = [];
         const createGpu = async () => Promise.reject(error);

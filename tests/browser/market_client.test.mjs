@@ -1,4 +1,4 @@
-// A worker's questions to the market, over a fetch in memory: what is sent, what is read, what is refused. The same
+// A worker's market client over a fetch in memory: requests, answers and refusals. The same
 // answers as in tests/unit/test_market_client.py. Started by test_worker_parts.py.
 
 import assert from "node:assert/strict";
@@ -43,7 +43,7 @@ const DEMAND = { models: [{ model: "demo", fingerprint: PRINT, layers: [{ layer:
 const json = (value, init = {}) => new Response(JSON.stringify(value), { status: 200, ...init });
 const page = (status, text, headers = {}) => new Response(text, { status, headers });
 
-// What the client makes of an answer (JSON, a Response or an Error), and what it sent.
+// The client's result for an answer (JSON, a Response or an Error), and its request.
 async function ask(question, answer) {
     const sent = [];
     const fetch = async (url, init) => {
@@ -152,7 +152,7 @@ test("the demand is read as runs", async () => {
     assert.ok(!hasGapBeside(made, [expertRange(1, 0, 4)]));
 });
 
-test("a volunteer says what it holds and gets a range, or hears why not", async () => {
+test("a volunteer states its ranges and gets one, or the reason why not", async () => {
     const { made, sent } = await ask((market) => market.volunteer("n1", 1000, [expertRange(0, 0, 4)]), ASSIGNED);
     assert.deepEqual(sent.body, { worker_id: "n1", budget_bytes: 1000, ranges: [[0, 0, 4]] });
     const range = expertRange(1, 2, 5);
@@ -176,13 +176,7 @@ test("a volunteer says what it holds and gets a range, or hears why not", async 
     }
 });
 
-test("rewards are asked for with the node's token", async () => {
-    const { made, sent } = await ask((market) => market.rewards(), { paid_row_experts: 7 });
-    assert.deepEqual([made.paid_row_experts, sent.url], [7, `${SITE}/api/rewards?limit=1`]);
-    assert.equal(sent.headers.authorization, "Bearer kvs-secret");
-});
-
-test("what may pass is away", async () => {
+test("failures that may pass are MarketAwayError", async () => {
     for (const answer of [
         new TypeError("Failed to fetch"),
         page(502, "<html>proxy</html>"),
@@ -202,7 +196,7 @@ test("what may pass is away", async () => {
 
 const error = (status, code, headers = {}) => json({ error: { code, message: "no" } }, { status, headers });
 
-test("a site says how long to wait", async () => {
+test("the site's delay is kept", async () => {
     for (const [status, code] of [
         [429, "rate_limit_exceeded"],
         [503, "redis_lost"],
@@ -217,7 +211,7 @@ test("a site says how long to wait", async () => {
     assert.deepEqual([quarantined instanceof MarketAwayError, quarantined.retryAfterS], [true, QUARANTINE_RETRY_S]);
 });
 
-test("what will not pass is refused with its code", async () => {
+test("refusals keep their code", async () => {
     for (const [status, code] of [
         [401, "token_refused"],
         [403, "invite_needed"],
@@ -231,7 +225,7 @@ test("what will not pass is refused with its code", async () => {
     assert.deepEqual([bare instanceof MarketRefusedError, bare.status, bare.code], [true, 404, ""]);
 });
 
-test("an answer without end is given up", async () => {
+test("an endless answer is aborted", async () => {
     const chunk = new Uint8Array(1024 * 1024);
     let nTaken = 0;
     const endless = new ReadableStream({

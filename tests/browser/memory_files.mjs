@@ -1,4 +1,4 @@
-// The browser's private file system, in memory: what SliceFolder asks of it, with a quota and broken bits on demand.
+// The part of the browser's private file system that SliceFolder uses, in memory, with a quota and broken bits on demand.
 
 /** A DOMException as browsers throw it. */
 function refused(name) {

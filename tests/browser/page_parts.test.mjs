@@ -1,4 +1,4 @@
-// What pages share and compute without drawing: numbers for people, the sentences of states, keys, the CSV of rewards.
+// Parts of the pages that draw nothing: formatted numbers, texts of states, keys, the CSV of rewards.
 
 import assert from "node:assert/strict";
 import test from "node:test";
@@ -42,10 +42,9 @@ test("credits keep the more decimals the smaller they are", () => {
     assert.equal(format.formatCredits(49_490_000, 3), "49.490");
 });
 
-test("spans are told in their two largest units", () => {
+test("spans are shown in their two largest units", () => {
     const shown = [-1, 0.4, 59, 60, 3599, 3600, 86_400, 200_000].map(format.formatSpan);
     assert.deepEqual(shown, ["0 s", "0 s", "59 s", "1 min 0 s", "59 min 59 s", "1 h 0 min", "24 h 0 min", "2 d 7 h"]);
-    assert.deepEqual([format.formatMs(0.25), format.formatMs(120.4)], ["0.3 ms", "120 ms"]);
     assert.deepEqual([7, 9999, 33_463].map(format.formatCompact), ["7", "9,999", "33.5K"]);
 });
 
@@ -74,7 +73,7 @@ test("every phase has a title and a sentence, and only a serving tab is green", 
     assert.equal(headline({ ...initialState(), phase: "working", activity: "serving" }).tone, "good");
 });
 
-test("a download says its true bytes", () => {
+test("a download shows its bytes", () => {
     const download = { layer: 3, start: 0, stop: 8, doneBytes: 3 * 1024 ** 2, totalBytes: 7 * 1024 ** 2, bytesPerS: 1 };
     const { text } = headline({ ...initialState(), phase: "working", activity: "downloading", download });
     assert.equal(text, "Downloading experts: 3 MiB of 7 MiB");
@@ -105,14 +104,14 @@ test("every problem of the worker has a sentence of its own, and an unknown one 
     assert.equal(problemText("of another version"), problemText("defect"));
 });
 
-test("what can be an account's key", () => {
+test("the form of an account's key", () => {
     const key = `kva-${"0a".repeat(8)}-${"aB_-".repeat(10)}xyz`;
     assert.ok(isAccountKey(key));
     for (const wrong of ["", key.slice(1), `${key}x`, key.replace("kva", "kvs"), ` ${key}`, key.toUpperCase()])
         assert.ok(!isAccountKey(wrong));
 });
 
-/** Answer fetches in turn; what was asked is kept. */
+/** Answer fetches in turn; requests are kept. */
 function answers(...replies) {
     const asked = [];
     globalThis.fetch = async (url, { headers }) => {
@@ -154,7 +153,7 @@ test("the CSV has every page, a line each, quoted where it must be", async () =>
     ]);
 });
 
-test("a refusal keeps its code, and silence is told as such", async () => {
+test("a refusal keeps its code, and no answer has one of its own", async () => {
     answers({ status: 401, body: { error: { code: "account_unknown", message: "no" } } }, new TypeError("network"));
     await assert.rejects(
         askRewards("kva-x"),

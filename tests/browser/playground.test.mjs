@@ -235,7 +235,7 @@ test("a session asks, takes the answer and looks where it was computed", async (
     assert.deepEqual(one.state.turns, []);
 });
 
-test("an answer that is stopped keeps what came; one that failed is not part of what follows", async () => {
+test("a stopped answer keeps its text; a failed one is not part of later requests", async () => {
     let nAsked = 0;
     const { session: one, asked } = session(
         async function* (signal) {
@@ -270,7 +270,7 @@ test("an answer that is stopped keeps what came; one that failed is not part of 
     );
 });
 
-test("without a model nothing is asked, and the page is told why", async () => {
+test("without a model nothing is asked, and the page shows why", async () => {
     const { session: one } = session(() => []);
     one.api.models = async () => {
         throw new ApiFailure(503, "no_backbone", "none");

@@ -9,12 +9,12 @@ import { failuresAfter, reconnectDelayS } from "../../frontend/static/kvasir/edg
 const cases = JSON.parse(readFileSync(new URL("../golden/reconnect/cases.json", import.meta.url), "utf8"));
 
 test("JavaScript waits as long as the golden cases", () => {
-  for (const { case: name, ends, waits } of cases) {
-    let nFailures = 0;
-    const found = ends.map(([lastedS, jitter]) => {
-      nFailures = failuresAfter(nFailures, lastedS);
-      return [nFailures, reconnectDelayS(nFailures, jitter)];
-    });
-    assert.deepEqual(found, waits, name);
-  }
+    for (const { case: name, ends, waits } of cases) {
+        let nFailures = 0;
+        const found = ends.map(([lastedS, jitter]) => {
+            nFailures = failuresAfter(nFailures, lastedS);
+            return [nFailures, reconnectDelayS(nFailures, jitter)];
+        });
+        assert.deepEqual(found, waits, name);
+    }
 });

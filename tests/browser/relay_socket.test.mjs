@@ -1,4 +1,4 @@
-// The relay client against relays that misbehave: whatever they say, it ends with a reason and never hangs.
+// The relay client against relays that misbehave: it always ends with a reason and never hangs.
 // Started by test_wire_parts.py.
 
 import assert from "node:assert/strict";
@@ -20,7 +20,7 @@ const HELLO = hello({
 });
 const MIB = 1024 * 1024;
 
-// Edges that opened, each with an owner that keeps what it is told.
+// Edges that opened, each with an owner that keeps all events.
 function listener() {
     const edges = [];
     const onEdge = (link) => {
@@ -51,7 +51,7 @@ async function joined(outside, changes) {
     return { edges, relay: await connecting, socket: outside.socket };
 }
 
-test("it says hello with its token, and takes the relay's credit", async () => {
+test("it sends hello with its token, and takes the relay's credit", async () => {
     const outside = new ScriptedOutside();
     const { relay, socket } = await joined(outside);
     assert.equal(socket.url, URL_);
@@ -90,7 +90,7 @@ for (const [what, [act, kind, reason]] of Object.entries(OPENINGS)) {
     });
 }
 
-test("a relay that says nothing is aborted, and so is an opening that nobody wants any more", async () => {
+test("an opening without an answer times out, and one can be aborted", async () => {
     const outside = new ScriptedOutside();
     const { connecting } = dial(outside);
     await outside.pass(15);
@@ -104,7 +104,7 @@ test("a relay that says nothing is aborted, and so is an opening that nobody wan
     assert.equal(outside.sockets.length, 2);
 });
 
-test("an address that is none, or holds a secret, is not dialled", async () => {
+test("an invalid address, or one with a secret, is not dialled", async () => {
     const outside = new ScriptedOutside();
     for (const url of ["https://relay.test/relay", "nonsense", "wss://a:b@relay.test/", "wss://relay.test/?token=x"]) {
         await assert.rejects(dial(outside, { url }).connecting, EdgeError);
@@ -113,7 +113,7 @@ test("an address that is none, or holds a secret, is not dialled", async () => {
     await assert.rejects(dial(outside, { hello: { ...HELLO, token: "two\nlines" } }).connecting, /control characters/);
 });
 
-test("edges open with a hello, are told apart, and end one by one", async () => {
+test("edges open with a hello, are separate, and end one by one", async () => {
     const { edges, socket } = await joined(new ScriptedOutside());
     socket.say(7, ping(1)); // of an edge that is not open: dropped
     socket.say(7, backboneHello({ name: "seven" }));
@@ -140,7 +140,7 @@ test("edges open with a hello, are told apart, and end one by one", async () => 
     assert.throws(() => edges[1].link.send(pong(1), PROTOCOL_LIMITS), EdgeError);
 });
 
-test("bytes of an edge that are no frame end that edge alone", async () => {
+test("invalid bytes of an edge end only that edge", async () => {
     const { edges, socket } = await joined(new ScriptedOutside());
     socket.say(7, backboneHello());
     const bad = new Uint8Array(8 + 40);
@@ -151,7 +151,7 @@ test("bytes of an edge that are no frame end that edge alone", async () => {
     assert.ok(!socket.isClosed);
 });
 
-test("what is said in one moment leaves in one message, and a bundle is bounded", async () => {
+test("frames posted together leave in one message, and a bundle is bounded", async () => {
     const { edges, socket } = await joined(new ScriptedOutside());
     socket.say(7, backboneHello());
     const [{ link }] = edges;
@@ -210,7 +210,7 @@ test("nothing leaves after the end", async () => {
     await relay.close("again");
 });
 
-test("a slow line holds frames back, where their owner counts them, and goes on when it drains", async () => {
+test("a slow line holds frames back, where their owner counts them, and continues when it drains", async () => {
     const outside = new ScriptedOutside();
     const { edges, relay, socket } = await joined(outside);
     socket.say(7, backboneHello());
@@ -246,7 +246,7 @@ test("a line that never drains does not hold up the end", async () => {
     assert.deepEqual(outside.timers, []);
 });
 
-test("a silent relay is asked for a sign of life by a ping of the wire, and given up without one", async () => {
+test("a silent relay gets a ping, and is lost without a sign of life", async () => {
     const outside = new ScriptedOutside();
     const { edges, relay, socket } = await joined(outside);
     socket.say(7, backboneHello());
@@ -262,7 +262,7 @@ test("a silent relay is asked for a sign of life by a ping of the wire, and give
     assert.deepEqual(socket.on(0).length, 2);
 });
 
-test("a tab that was frozen blames nobody", async () => {
+test("a tab that was frozen does not give up its relay", async () => {
     const outside = new ScriptedOutside();
     const { socket } = await joined(outside);
     await outside.pass(KEEP_ALIVE.intervalS + 1);

@@ -1,4 +1,4 @@
-// The pages' worker behind a real relay, with a kernel whose outputs say what it was asked: each code of the row, and
+// The pages' worker behind a real relay, with a kernel whose outputs show its request: each code of the row, and
 // 1000 times the expert. Called by tests/swarm/test_relay_javascript.py with relay, token and model as JSON on its
 // standard input; each line of that afterwards is a command, each line of its standard output what happened.
 

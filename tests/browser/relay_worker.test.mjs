@@ -13,7 +13,7 @@ import { results, serving, world } from "./served_worker.mjs";
 
 const UNTIL_RESUMED_MS = 2 ** 32 - 1;
 
-test("a pause is told to all, also to who comes later, and answers go on", async () => {
+test("a pause is sent to all backbones, also to later ones, and answers continue", async () => {
     const { socket, kernel, worker } = await serving();
     kernel.isHolding = true;
     socket.say(1, dispatch(1));
@@ -37,7 +37,7 @@ test("a pause is told to all, also to who comes later, and answers go on", async
     assert.deepEqual([socket.on(1).at(-1), socket.on(2).at(-1)], [pause(0), pause(0)]);
 });
 
-test("it leaves with a goodbye, after what is under way is answered", async () => {
+test("it leaves with a goodbye, after requests in flight are answered", async () => {
     const { socket, kernel, worker, ended, outside } = await serving();
     kernel.isHolding = true;
     socket.say(1, dispatch(1));
@@ -134,7 +134,7 @@ test("a relay that was steady is dialled again soon", async () => {
     await ended;
 });
 
-test("whatever a relay says, it is answered, or ends its edge or the socket; and nothing is a defect", async (context) => {
+test("anything a relay sends is answered, or ends its edge or the socket, and is never a defect", async (context) => {
     const complaints = context.mock.method(console, "error", () => undefined);
     let [nEdges, nSockets, n] = [0, 0, 0];
     const chance = (most) => (mixed(++n) >>> 7) % most;

@@ -1,4 +1,4 @@
-// Step 7 of KX1 in JavaScript: the golden vectors of tests/golden/kx1_sums, its own words in BigInt, and what is refused.
+// Step 7 of KX1 in JavaScript: the golden vectors of tests/golden/kx1_sums, a definition in BigInt, and refusals.
 // Started by tests/contract/test_kx1_sums_javascript.py.
 
 import assert from "node:assert/strict";
@@ -57,7 +57,7 @@ function pairInteger(output, weight, exponent) {
     return Number(o >>> 31 === p >>> 31 ? size : -size);
 }
 
-test("pairs are rounded as the page says, at every exponent", () => {
+test("pairs are rounded as docs/reference/kx1.md defines, at every exponent", () => {
     const edges = [
         0, 0x80000000, 1, 0x807fffff, 0x00800000, 0x7f7fffff, 0xff7fffff, 0x3f000000, 0x4c000000, 0x4bffffff,
     ];
@@ -103,7 +103,7 @@ test("sums of any split of the pairs add up to the same", () => {
     }
 });
 
-test("what no kernel sums is refused by name", () => {
+test("invalid requests for sums are refused by name", () => {
     const [one, row, exponent] = [Float32Array.of(1), Uint32Array.of(0), Int32Array.of(0)];
     const many = (n) => [new Float32Array(n), new Uint32Array(n), exponent, 1];
     checkSumRequest(one, row, Int32Array.of(-180), 1);

@@ -35,7 +35,7 @@ export class ScriptedSocket {
         this.url = url;
     }
 
-    // What the client calls
+    // Called by the client
 
     send(data) {
         this.messages.push(data);
@@ -47,7 +47,7 @@ export class ScriptedSocket {
         queueMicrotask(() => this.hangUp(code ?? 1005, reason ?? ""));
     }
 
-    // What the test calls
+    // Called by the test
 
     hangUp(code = 1006, reason = "") {
         if (this.isClosed) return;
@@ -108,7 +108,7 @@ export class ScriptedOutside {
         return this.sockets.at(-1);
     }
 
-    // Let so many seconds pass, timer by timer.
+    // Let seconds pass, timer by timer.
     async pass(seconds) {
         const endS = this.now + seconds;
         await settle();

@@ -1,6 +1,6 @@
-// A site that serves one slice by fetch, as docs/reference/slices.md says, and breaks it as a test asks.
+// A site that serves one slice by fetch, as in docs/reference/slices.md, with faults on demand.
 
-/** What `fetch` does while a test runs. Every request is kept in `asked`. */
+/** The `fetch` of a test. Every request is kept in `asked`. */
 export class ScriptedSite {
     asked = []; // {url, range, ifRange, token}
     cuts = []; // bytes until the cut, slice request by slice request; undefined: none

@@ -1,4 +1,4 @@
-// A worker of the pages at a relay that a test plays: made and greeted, with all that it says of itself.
+// A worker of the pages at a relay that a test plays, with all that it reports.
 
 import assert from "node:assert/strict";
 import { Kind } from "/static/kvasir/wire/header.js";
@@ -35,7 +35,7 @@ export async function serving(config = {}, helloChanges = {}) {
 // The results that were said on an edge.
 export const results = (socket, edge = 1) => socket.on(edge).filter(({ kind }) => kind === Kind.RESULT);
 
-// Whether a result is the right one for a dispatch.
+// Check a dispatch's result.
 export function checkResult(result, asked) {
     const experts = Array.from(
         asked.pairIds,

@@ -1,4 +1,4 @@
-// A tab's slices against a scripted site: every byte once, whatever is cut; broken ones again; nothing beyond the budget.
+// A tab's slices against a scripted site: every byte once despite cuts; broken ones again; nothing beyond the budget.
 // SLICE is a folder with a slice of the demo model, its manifest, and facts.json: etag, fingerprint, ranges.
 
 import assert from "node:assert/strict";
@@ -23,7 +23,7 @@ const RANGES = FACTS.ranges.map(([layer, start, stop]) => ({ layer, start, stop 
 const OFFER = offerAt("https://site.example/", FACTS.fingerprint, RANGES);
 const PLENTY = 2 ** 30;
 
-/** A store over an empty disk, and what is around it. */
+/** A store over an empty disk, and its surroundings. */
 function makeStore({ directory = new MemoryDirectory(), cacheBytes = PLENTY } = {}) {
     const site = new ScriptedSite(SLICE, MANIFEST, FACTS.etag);
     const waits = [];
@@ -65,7 +65,7 @@ test("a slice is fetched in one request, verified, and its experts are where the
     assert.deepEqual([first.dModel, first.dFf, first.types], [FACTS.d_model, FACTS.d_ff, FACTS.types]);
 });
 
-test("what is there is verified again and costs no request", async () => {
+test("a stored slice is verified again without a request", async () => {
     const { store, directory } = makeStore();
     await store.obtain(OFFER, PLENTY);
     const later = makeStore({ directory });
@@ -89,7 +89,7 @@ test("after every cut the next request asks for the rest, with If-Range", async 
     assert.equal(store.nDownloaded, SLICE.length);
 });
 
-test("a tab that went away in the middle goes on in another one", async () => {
+test("a download that a closed tab left continues in another one", async () => {
     const { store, site, directory } = makeStore();
     const gone = new AbortController();
     site.onChunk = (position) => position > 150_000 && gone.abort(new Error("the tab is closed"));
@@ -122,7 +122,7 @@ test("a broken header is mended too", async () => {
     assert.deepEqual((await dataOf(directory)).bytes, SLICE);
 });
 
-test("bytes that stay wrong are an error, and the manifest is asked for anew next time", async () => {
+test("bytes that stay wrong are an error, and the manifest is requested again next time", async () => {
     const { store, site, directory } = makeStore();
     site.change = (position, bytes) => bytes.map((byte, i) => (position + i === SLICE.length - 40 ? byte ^ 1 : byte));
     await assert.rejects(store.obtain(OFFER, PLENTY), errors.BrokenSliceError);
@@ -150,7 +150,7 @@ test("busy servers are waited out as they say, refusals are errors at once", asy
     assert.deepEqual(never.waits, [0.5, 1, 2, 4, 8, 16, 30]);
 });
 
-test("a full disk keeps what came, and the rest follows when there is room", async () => {
+test("a full disk keeps the bytes so far, and the rest follows when there is room", async () => {
     const { store, directory } = makeStore();
     directory.quotaBytes = 300_000;
     await assert.rejects(store.obtain(OFFER, PLENTY), errors.DiskFullError);
@@ -162,7 +162,7 @@ test("a full disk keeps what came, and the rest follows when there is room", asy
     assert.deepEqual(later.site.ranges, [`bytes=${there}-${SLICE.length - 1}`]);
 });
 
-test("what does not fit into memory is not fetched", async () => {
+test("experts that do not fit into memory are not fetched", async () => {
     const { store, site } = makeStore();
     await assert.rejects(store.obtain(OFFER, 150_000_000 + FACTS.expert_bytes - 1), errors.DoesNotFitError);
     assert.deepEqual(site.ranges, []);
@@ -182,7 +182,7 @@ test("the longest unused slice goes first, one in use never", async () => {
     assert.equal(directory.files.size, 0);
 });
 
-test("a header that is cut anywhere, or claims what is not there, is refused", () => {
+test("a header that is cut anywhere, or claims missing bytes, is refused", () => {
     const headerBytes = JSON.parse(new TextDecoder().decode(MANIFEST)).slice.header_bytes;
     const header = SLICE.slice(0, headerBytes);
     assert.equal(readSlice(header, SLICE.length).experts.length, FACTS.experts.length);

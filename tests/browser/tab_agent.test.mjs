@@ -1,4 +1,4 @@
-// A tab's agent with a market, slices and a relay that a test scripts: what it does, when it pauses, leaves and comes back.
+// A tab's agent with a scripted market, slices and relay: its actions, pauses, leaving and return.
 
 import assert from "node:assert/strict";
 import test from "node:test";
@@ -46,7 +46,7 @@ class Records {
     clear = async () => this.values.clear();
 }
 
-/** A market that answers what a test says; what it was told is in `beats`. */
+/** A market with scripted answers; heartbeats are in `beats`. */
 class Market {
     token = "";
     answers = [OFFER];
@@ -154,7 +154,7 @@ const isServing =
     () =>
         agent.state.isJoined && market.beats.at(-1)?.ranges.length > 0;
 
-test("it registers, fetches what the market promises, serves and states it, and leaves in order", async () => {
+test("it registers, fetches its leased range, serves and states it, and leaves cleanly", async () => {
     const world = makeAgent();
     const running = world.agent.run();
     await world.until(isServing(world));
@@ -175,7 +175,7 @@ test("it registers, fetches what the market promises, serves and states it, and 
     assert.deepEqual(world.released, ["slice.gguf"]);
 });
 
-test("who comes back is the same node with the same ranges, and does not register", async () => {
+test("a returning tab is the same node with the same ranges, and does not register", async () => {
     const records = new Records();
     const first = makeAgent({ memory: new AgentMemory(records) });
     const running = first.agent.run();
@@ -205,7 +205,7 @@ test("a pause reaches backbones at once and the market next; resuming states eve
     await running;
 });
 
-test("a pause ends a download, which goes on afterwards", async () => {
+test("a pause ends a download, which continues afterwards", async () => {
     let nAsked = 0;
     const obtain = (_offer, _bytes, { signal }) => {
         nAsked += 1;
@@ -263,7 +263,7 @@ test("a refusal ends it with a code for the page", async () => {
     await assert.rejects(world.agent.run(), { code: "kernel" });
 });
 
-test("what came of a download decides what happens to its range", async () => {
+test("the outcome of a download decides what happens to its range", async () => {
     const outcomes = [
         [new TransferError("cut"), "again"],
         [new SourceRefusedError("404"), "hopeless"],
@@ -285,7 +285,7 @@ test("what came of a download decides what happens to its range", async () => {
     assert.deepEqual(world.released, ["slice.gguf"]); // it may be evicted
 });
 
-test("a defect of a download ends the agent instead of looking like one that goes on", async () => {
+test("a defect of a download ends the agent", async () => {
     const world = makeAgent({ obtain: async () => Promise.reject(new TypeError("a defect")) });
     await assert.rejects(world.agent.run(), /a defect/);
 });

@@ -1,4 +1,4 @@
-// Small parts of the contributing tab: budget, conditions, figures, rewards, what is published, a kernel that comes back.
+// Small parts of the contributing tab: budget, conditions, figures, rewards, published state, a kernel that is replaced.
 
 import assert from "node:assert/strict";
 import test from "node:test";
@@ -47,7 +47,7 @@ test("the budget's bounds follow from memory, GPU, disk and kind of device", () 
     assert.equal(boundedBudget(1, adviseBudget(DEVICE)), 200_000_000);
 });
 
-test("it pauses for the visitor, for battery and for metered lines, where the browser says so", () => {
+test("it pauses for the visitor, for battery and for metered lines, if the browser reports them", () => {
     const choosy = { ...NO_SETTINGS, onlyOnPower: true, onlyUnmetered: true };
     assert.equal(pauseReason(choosy, UNKNOWN_SURROUNDINGS), "");
     assert.equal(pauseReason(choosy, { isOnPower: false, isMetered: true, isVisible: true }), "battery");
@@ -87,7 +87,7 @@ test("row-experts are counted in all and over ten seconds", () => {
     assert.equal(counter.facts(0).rowExpertsPerS, 0);
 });
 
-test("rewards are the site's numbers; what is pending is reckoned", async () => {
+test("rewards are the site's numbers; pending work is computed", async () => {
     const answer = {
         earned_microcredits: 1500,
         paid_row_experts: 60,
@@ -121,7 +121,7 @@ test("the state is published at once when something turns, else bundled", async 
     assert.deepEqual([posted.length, posted[2].startedAtMs], [3, 3]);
 });
 
-test("what an agent does becomes activity, ranges, download and problems", () => {
+test("an agent's events become activity, ranges, download and problems", () => {
     const publisher = new StatePublisher(() => {});
     const report = new TabReport(publisher, () => 1000);
     publisher.turn("working");
@@ -180,7 +180,7 @@ test("tokens are exchanged when a third of their life is left, pieces kept as fa
     );
 });
 
-test("news is remembered while nobody waits", async () => {
+test("news is remembered until it is waited for", async () => {
     const news = new News();
     news.tell();
     await news.wait(60);
@@ -234,7 +234,7 @@ async function makeKeeper(nFail) {
     return { keeper, made, news, waits, until, go };
 }
 
-test("a lost device is replaced; what is asked meanwhile fails at once", async () => {
+test("a lost device is replaced; calls meanwhile fail at once", async () => {
     const { keeper, made, news, waits, until, go } = await makeKeeper(1);
     made[0].lose("the GPU process died");
     await until("lost");

@@ -122,7 +122,7 @@ def test_every_state_of_the_contributing_tab_is_sound(site: ServiceProcess, size
         wrong = []
         for state in STATES:
             page = await browser.context.new_page()
-            await page.route("**/worker/worker_main.js", _sender(state))
+            await page.route("**/worker/tab/main.js", _sender(state))
             await page.goto(f"{site.url}/contribute")
             await wait_until(page, "document.querySelector('#contribute .card, #contribute .notice') !== null")
             wrong += await check(page, f"contribute_{state}-{size}-{scheme}")
@@ -171,7 +171,7 @@ def test_a_visitor_signs_in_and_out_of_rewards_in_indonesian(site: ServiceProces
 def test_consent_comes_before_anything_is_started_and_says_the_choice(site: ServiceProcess) -> None:
     async def scenario(browser: Chromium) -> list[str]:
         page = await browser.context.new_page()
-        await page.route("**/worker/worker_main.js", _sender("idle"))
+        await page.route("**/worker/tab/main.js", _sender("idle"))
         await page.goto(f"{site.url}/contribute")
         await page.wait_for_selector("#start")
         text = await page.inner_text("form.consent")

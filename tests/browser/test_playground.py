@@ -232,7 +232,7 @@ def test_a_key_of_ones_own_is_used_and_leaves_with_the_tab(service: ServiceProce
         await page.wait_for_selector("#own-key")
         await page.fill("#own-key", "kvk-wrong")
         await page.click("text=Use this key")
-        await page.wait_for_selector("text=This key does not count here.")
+        await page.wait_for_selector("text=This key is not valid here.")
 
     browse(scenario, viewport={"width": 1440, "height": 900})
 
@@ -246,7 +246,7 @@ def test_where_visitors_get_no_key_the_page_asks_for_one(service: ServiceProcess
         browser.forgive("403")
         await browser.context.route("**/v1/playground/key", refuse)
         page = await browser.open(f"{service.url}/playground")
-        await page.wait_for_selector("text=Visitors get no key here.")
+        await page.wait_for_selector("text=This site gives no keys to visitors.")
         assert await page.is_visible("#own-key")
         await page.fill("#own-key", service.key)
         await page.press("#own-key", "Enter")
@@ -300,7 +300,7 @@ def test_a_model_with_a_chat_template_is_talked_to(service: ServiceProcess) -> N
         await wait_until(page, "document.querySelector('.turn')?.dataset.phase === 'done'")
         assert await shown_text(page) == "Good day"
         await ask(page, "And you?", max_tokens=9)
-        await page.wait_for_selector("text=The answer broke off")
+        await page.wait_for_selector("text=The answer was interrupted")
         assert [(message["role"], message["content"]) for message in asked[1]["messages"]] == [
             ("system", "Be kind."), ("user", "Hello"), ("assistant", "Good day"), ("user", "And you?"),
         ]  # fmt: skip

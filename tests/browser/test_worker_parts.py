@@ -14,7 +14,7 @@ def test_connections() -> None:
 
 
 def test_the_market_client() -> None:
-    run_node_tests("market_client.test.mjs", 11)
+    run_node_tests("market_client.test.mjs", 10)
 
 
 def test_the_compute_queue() -> None:

@@ -57,7 +57,7 @@ test("a tab that was hidden asks for it again", async () => {
     assert.deepEqual([locks.length, held()], [2, 1]);
 });
 
-test("who changes their mind while the browser is asked holds nothing afterwards", async () => {
+test("changing the choice while the browser decides leaves no lock", async () => {
     const { held, locks } = screen();
     const lock = keepAwake();
     lock.setWanted(true);

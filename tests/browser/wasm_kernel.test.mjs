@@ -57,7 +57,7 @@ test("a build that this engine takes is chosen by itself", async () => {
     assert.ok(BUILDS.includes(await chooseBuild({ readBuild })));
 });
 
-test("a kernel that gives one wrong bit fails the self-test, which says where", async () => {
+test("a kernel that gives one wrong bit fails the self-test, which names the place", async () => {
     await withKernel({}, async (kernel) => {
         const wrong = {
             load: (key, weights) => kernel.load(key, weights),
@@ -72,7 +72,7 @@ test("a kernel that gives one wrong bit fails the self-test, which says where", 
     });
 });
 
-test("outputs come in the order of the pairs, whatever threads and calls they are in", async () => {
+test("outputs are in the order of the pairs, for any threads and calls", async () => {
     await withKernel({ nThreads: 3 }, async (kernel) => {
         const keys = ["a", "b", "c", "d", "e"];
         for (const [i, key] of keys.entries()) await kernel.load(key, madeExpert(TYPES, SHAPE, 50 + 3 * i, "plain"));
@@ -147,7 +147,7 @@ test("an expert too many is refused, and the others still answer", async () => {
     });
 });
 
-test("an instance whose memory is full says so and goes on", async () => {
+test("an instance whose memory is full throws and still works", async () => {
     const instance = await Kx1Instance.of(await fetchModule("kx1_simd128", readBuild));
     const expert = instance.load(EXPERT, [0, 0, 0]);
     assert.throws(() => instance.allocate(2 ** 32 - 2 ** 16), KernelMemoryError);
@@ -155,7 +155,7 @@ test("an instance whose memory is full says so and goes on", async () => {
     instance.compute(expert, rows, new Float32Array(SHAPE.dModel));
 });
 
-/** Weights that are not what KX1 computes, and what is said. */
+/** Invalid weights, and their messages. */
 const REFUSED = [
     [{ dModel: 500 }, /dModel is 500; KX1 needs a multiple of 256, 256 to 16384/],
     [{ dFf: 16640 }, /dFf is 16640/],
@@ -176,7 +176,7 @@ test("weights that KX1 does not compute are refused", async () => {
     });
 });
 
-/** Calls that are not what they should be, and what is said. */
+/** Invalid calls, and their messages. */
 const CALLS = [
     [{ dModel: 768 }, /4 rows have \d+ bytes; 3132 are needed/],
     [{ nRows: 3 }, /3 rows have 2088 bytes; 1566 are needed/],
@@ -228,7 +228,7 @@ test("a thread that dies loses the kernel, with the reason, and nothing hangs", 
     });
 });
 
-test("closing fails what is under way and is not a loss", async () => {
+test("closing fails calls in flight and is not a loss", async () => {
     const kernel = await createWasmKernel({ build: "kx1_relaxed16", nThreads: 1, startThread, readBuild });
     await kernel.load("a", EXPERT);
     const underWay = kernel.compute(callOf([0], ["a"]));

@@ -1,4 +1,4 @@
-// What the WebAssembly kernel needs in node in place of a browser: builds from files, and threads.
+// Replacements in node for what the WebAssembly kernel uses of a browser: builds from files, and threads.
 
 import { readFile } from "node:fs/promises";
 import { pathToFileURL } from "node:url";

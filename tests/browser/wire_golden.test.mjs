@@ -52,7 +52,7 @@ function dispatchOfPayload(nBytes, dModel = 1280) {
     return kx1(nRows, (nBytes - nRows * width) / 8, dModel);
 }
 
-// The frame with the checksum that belongs to its bytes: what a hostile sender would write.
+// The frame with the right checksum for its bytes, as a hostile sender would write it.
 function withChecksum(data) {
     const sum = zlibCrc32(data.subarray(HEADER_BYTES), zlibCrc32(data.subarray(0, 32)));
     new DataView(data.buffer, data.byteOffset).setUint32(32, sum, true);
@@ -124,7 +124,7 @@ test("a payload over 8 MiB is neither sent nor read, and costs no memory", () =>
 test("a control payload over 1 MiB is refused", () => {
     const header = encode(goaway("x"))[0].slice();
     new DataView(header.buffer).setUint32(28, MIB, true);
-    assert.throws(() => decode(header), /its header says 1048612/);
+    assert.throws(() => decode(header), /its header announces 1048612/);
     new DataView(header.buffer).setUint32(28, MIB + 1, true);
     assert.throws(() => decode(header), /1048577 bytes is over the limit of 1048576/);
 });
@@ -202,7 +202,7 @@ test("frames that cannot travel are not sent", () => {
     }
 });
 
-test("another version is told apart, and its refusal is read", () => {
+test("another version is recognised, and its refusal is read", () => {
     const refusal = join(encode(frameOf(ENTRIES.find(({ kind }) => kind === "REFUSE"))));
     refusal[4] = 1;
     assert.equal(decode(withChecksum(refusal)).kind, Kind.REFUSE);

@@ -1,4 +1,4 @@
-// What a hostile or mistaken sender may write: any bytes decode, or throw a WireError at once.
+// Bytes of hostile or mistaken senders: they decode, or throw a WireError at once.
 // Started by tests/contract/test_wire_javascript.py, which names a file of frames and of what Python makes of them.
 
 import assert from "node:assert/strict";
@@ -14,7 +14,7 @@ import { ENTRIES, frameOf, mixed } from "./golden_frames.mjs";
 const CASES = JSON.parse(readFileSync(process.env.KVASIR_TEST_CASES, "utf8"));
 const bytes = (base64) => new Uint8Array(Buffer.from(base64, "base64"));
 
-// What `read` gives, or null for a WireError; anything else that is thrown fails the test.
+// The result of `read`, or null for a WireError; any other error fails the test.
 function unlessRefused(read) {
     try {
         return read();
@@ -79,7 +79,7 @@ test("noise is refused, as a frame and as records", () => {
     }
 });
 
-test("records come back in order; what is not whole records is refused", () => {
+test("records are read in order; incomplete records are refused", () => {
     const parts = [0, 1, 36, 300].flatMap((n, i) => [recordHead(i + 4294967290, n), new Uint8Array(n).fill(i)]);
     const message = join(parts);
     assert.deepEqual(

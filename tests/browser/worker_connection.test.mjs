@@ -1,4 +1,4 @@
-// Connections behind a relay: who is let in, what is computed, and how all else is answered. The same cases as in
+// Connections behind a relay: who is accepted, what is computed, and how all else is answered. The same cases as in
 // tests/unit/test_worker_connection.py. Started by test_worker_parts.py.
 
 import assert from "node:assert/strict";
@@ -71,7 +71,7 @@ test("a full worker refuses, and takes another when one has left", async () => {
     assert.deepEqual(news, ["joined", "1 backbones", "0 backbones", "1 backbones"]);
 });
 
-test("bytes that are no frame are refused before the welcome, and end the edge after it", async () => {
+test("invalid bytes are refused before the welcome, and end the edge after it", async () => {
     const { socket } = await serving();
     const sayDamaged = (edge, frame, at, value) => {
         const data = join(encode(frame));
@@ -140,7 +140,7 @@ test("an answer over the backbone's limits is not computed", async () => {
     );
 });
 
-test("frames out of place end their edge with a reason, and nobody else's", async () => {
+test("unexpected frames end only their own edge, with a reason", async () => {
     for (const frame of [backboneHello(), pause(1), refuse(RefuseCode.FULL, ""), fault(1, FaultCode.BAD_IDS, "")]) {
         const { socket, worker } = await serving();
         socket.say(2, backboneHello());
@@ -218,7 +218,7 @@ test("parts that announce more are computed together, once the last has come", a
     );
 });
 
-test("what is over the budget waits until answers have gone out", async () => {
+test("dispatches over the budget wait until answers are sent", async () => {
     const { socket, kernel, worker } = await serving({ maxInflightBytes: 2 * COST });
     kernel.isHolding = true;
     for (let request = 1; request <= 5; request++) socket.say(1, dispatch(request, { hasMore: request === 2 }));
@@ -279,7 +279,7 @@ test("bad rows fail their own dispatch only, and a defect is answered", async ()
     assert.ok(results(socket).at(-1).outputs instanceof Uint16Array);
 });
 
-test("what a lost backbone asked for is forgotten, and its late answer goes nowhere", async () => {
+test("requests of a lost backbone are dropped, and a late answer is discarded", async () => {
     const { socket, kernel, worker } = await serving();
     kernel.isHolding = true;
     for (let request = 1; request <= 4; request++) {

@@ -1,11 +1,11 @@
 /**
- * What tests/browser/test_gpu_kernel.py asks of `checked_kernel.js` in a page: the GPU beside WebAssembly, right and wrong.
+ * Checks of `checked_kernel.js` in a page for tests/browser/test_gpu_kernel.py: the GPU beside WebAssembly, right and wrong.
  */
 
 import { checkKernel } from "/static/kvasir/kernels/checked_kernel.js";
 import { createGpuKernel } from "/static/kvasir/kernels/gpu/kernel.js";
 
-/** What checks of the GPU say: a right one, and one that errs with fresh numbers alone. */
+/** Results of checks of the GPU: a right one, and one that errs only with fresh numbers. */
 export async function checkGpu() {
     const gpu = await createGpuKernel({ software: true, maxBytes: 16 * 1024 * 1024 });
     const said = [await outcomeOf(gpu)];

@@ -1,5 +1,5 @@
 /**
- * What tests/browser/test_gpu_kernel.py asks of the GPU kernel in a page; every function returns plain values.
+ * Checks of the GPU kernel in a page for tests/browser/test_gpu_kernel.py; every function returns plain values.
  */
 
 import { callAll, differences, goldenExperts, goldenHashes, sha256 } from "/expert_vectors.js";
@@ -106,7 +106,7 @@ export async function unloadUnderWay() {
     return [...found, gpu.loadedBytes, gpu.arenas.reservedBytes];
 }
 
-/** What each refusal says. */
+/** The message of each refusal. */
 export async function refusals() {
     const gpu = await kernel();
     const [each] = await goldenExperts();
@@ -142,7 +142,7 @@ async function failureOf(promise) {
     );
 }
 
-/** Fill a kernel until there is no room; what is loaded still computes, and room that is given back is used. */
+/** Fill a kernel until there is no room; loaded experts still compute, and released room is used. */
 export async function memory() {
     const gpu = await kernel();
     const [each] = await goldenExperts();
@@ -188,7 +188,7 @@ export async function tiled() {
     return found;
 }
 
-/** What a measurement chooses here, on small experts. */
+/** The choice of a measurement here, on small experts. */
 export async function measured() {
     const { openGpuDevice } = await import("/static/kvasir/kernels/gpu/device.js");
     const { readSources } = await import("/static/kvasir/kernels/gpu/programs.js");
@@ -228,7 +228,7 @@ async function computeOnce(kernelOfEither, weights, call) {
     return outputs;
 }
 
-/** What a page is told that does not allow a software adapter. */
+/** The error in a page that does not allow a software adapter. */
 export async function withoutSwitch() {
     return failureOf(createGpuKernel({ software: false, maxBytes: CAPACITY }));
 }
@@ -245,7 +245,7 @@ export async function beginCalls() {
     globalThis.cut.calls = Promise.all(calls.map(failureOf)).then((said) => (globalThis.cut.said = said));
 }
 
-/** After the crash: what an old kernel says, and differences of a new one, made with a damaged memory of tunables. */
+/** After the crash: the error of an old kernel, and differences of a new one, made with a damaged memory of tunables. */
 export async function afterCrash() {
     const old = await kernel();
     const [each] = await goldenExperts();
@@ -256,7 +256,7 @@ export async function afterCrash() {
     return { said, tunables, differences: await compareGolden(await made, each) };
 }
 
-/** A kernel of this page, whose shaders the test has changed: what it says of itself, or why there is none. */
+/** A kernel of this page, whose shaders the test has changed: its description, or the error. */
 export async function describeOrRefuse() {
     return createGpuKernel({ software: true, maxBytes: CAPACITY }).then(
         (gpu) => gpu.description,

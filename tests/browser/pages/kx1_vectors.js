@@ -10,9 +10,9 @@ import { sha256 } from "/static/kvasir/kernels/selftest.js";
 
 const ARRAYS = { u8: Uint8Array, u16: Uint16Array, u32: Uint32Array, i32: Int32Array };
 const MATRICES = ["gate", "up", "down"];
-/** Calls of so many rows: few rows, shares of many, and all. */
+/** Numbers of rows of calls: few rows, shares of many, and all. */
 const BATCHES = [20, 1, 2, 3, 4, 5, 7];
-/** What steps 2 and 4 alone have vectors for: no build shows them by themselves, matmul covers them. */
+/** Steps 2 and 4 alone: no build exposes them, matmul covers them. */
 const UNSEEN = ["scale", "round"];
 
 /**

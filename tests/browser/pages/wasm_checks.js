@@ -1,19 +1,20 @@
 /**
- * What the tests ask of the WebAssembly kernel inside a browser: vectors, threads, and a worker in a worker.
+ * Checks of the WebAssembly kernel inside a browser: vectors, threads, and a worker in a worker.
  *
  * Imported by test_wasm_chromium.py, and by `wasm_worker.js` where the kernel is in a worker, as in the product.
  */
 
 import { KernelLostError } from "/static/kvasir/errors.js";
-import { chooseKernel, kernelMemory } from "/static/kvasir/kernels/kernel_choice.js";
+import { chooseKernel } from "/static/kvasir/kernels/kernel_choice.js";
 import { selfTest } from "/static/kvasir/kernels/selftest.js";
 import { BUILDS, fetchModule } from "/static/kvasir/kernels/wasm/builds.js";
 import { Kx1Instance } from "/static/kvasir/kernels/wasm/instance.js";
 import { createWasmKernel } from "/static/kvasir/kernels/wasm/kernel.js";
+import { kernelMemory } from "/static/kvasir/worker/tab/session.js";
 import { callAll, differences, goldenExperts } from "./expert_vectors.js";
 import { checkVectors } from "./kx1_vectors.js";
 
-/** What differs from the golden vectors, by build. */
+/** Differences from the golden vectors, by build. */
 export async function vectors() {
     const { cases } = await (await fetch("/golden/kx1/vectors.json")).json();
     const bytes = await (await fetch("/golden/kx1/vectors.bin")).arrayBuffer();
@@ -51,7 +52,7 @@ export async function choice() {
     return told;
 }
 
-/** What becomes of a kernel whose threads cannot start. */
+/** The error of a kernel whose threads cannot start. */
 export async function brokenThreads() {
     const startThread = () => {
         const worker = new Worker("/no_such_worker.js", { type: "module" });

@@ -23,8 +23,23 @@ const PAIRS_MOST = 1 << 16;
 const ITEMS_MOST = 1 << 22;
 const DIMS_MOST = 4;
 
-/** Bytes of GGUF's scalar value types by number; 8 is text, 9 an array. @type {Record<number, number>} */
-const SCALAR_BYTES = { 0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8 };
+/**
+ * GGUF's scalar value types by number: bytes and reader. 8 is text, 9 an array.
+ * @type {Record<number, [number, (view: DataView, at: number) => number | boolean]>}
+ */
+const SCALARS = {
+    0: [1, (view, at) => view.getUint8(at)],
+    1: [1, (view, at) => view.getInt8(at)],
+    2: [2, (view, at) => view.getUint16(at, true)],
+    3: [2, (view, at) => view.getInt16(at, true)],
+    4: [4, (view, at) => view.getUint32(at, true)],
+    5: [4, (view, at) => view.getInt32(at, true)],
+    6: [4, (view, at) => view.getFloat32(at, true)],
+    7: [1, (view, at) => view.getUint8(at) !== 0],
+    10: [8, (view, at) => Number(view.getBigUint64(at, true))],
+    11: [8, (view, at) => Number(view.getBigInt64(at, true))],
+    12: [8, (view, at) => view.getFloat64(at, true)],
+};
 
 /** @typedef {number | string | boolean | number[] | null} MetadataValue  `null`: of a type that no slice needs */
 /**
@@ -146,7 +161,7 @@ class Cursor {
         if (type !== 9) return this.scalar(type);
         const itemType = this.u32();
         const nItems = this.count(ITEMS_MOST, "items of an array");
-        if (itemType in SCALAR_BYTES) return Array.from({ length: nItems }, () => Number(this.scalar(itemType)));
+        if (itemType in SCALARS) return Array.from({ length: nItems }, () => Number(this.scalar(itemType)));
         if (itemType !== 8) throw new BrokenSliceError(`the header has an array of type ${itemType}`);
         for (let i = 0; i < nItems; i++) this.text();
         return null;
@@ -154,32 +169,8 @@ class Cursor {
 
     /** @param {number} type @returns {number | boolean} */
     scalar(type) {
-        const nBytes = SCALAR_BYTES[type];
-        if (nBytes === undefined) throw new BrokenSliceError(`the header has a value of unknown type ${type}`);
-        const start = this.need(nBytes);
-        switch (type) {
-            case 0:
-                return this.view.getUint8(start);
-            case 1:
-                return this.view.getInt8(start);
-            case 2:
-                return this.view.getUint16(start, true);
-            case 3:
-                return this.view.getInt16(start, true);
-            case 4:
-                return this.view.getUint32(start, true);
-            case 5:
-                return this.view.getInt32(start, true);
-            case 6:
-                return this.view.getFloat32(start, true);
-            case 7:
-                return this.view.getUint8(start) !== 0;
-            case 10:
-                return Number(this.view.getBigUint64(start, true));
-            case 11:
-                return Number(this.view.getBigInt64(start, true));
-            default:
-                return this.view.getFloat64(start, true);
-        }
+        if (!(type in SCALARS)) throw new BrokenSliceError(`the header has a value of unknown type ${type}`);
+        const [nBytes, read] = SCALARS[type];
+        return read(this.view, this.need(nBytes));
     }
 }

@@ -1,8 +1,6 @@
 /**
  * A kernel that holds every expert twice, on the GPU and in WebAssembly, and computes each message where it is faster.
- *
- * Made by `kernel_choice.js` where the two differ enough to be worth the memory. Both give the same bits, so nobody
- * can tell which of them answered.
+ * `kernel_choice.js` makes one if the difference is worth the memory. Both give the same bits.
  */
 
 import { KernelMemoryError } from "../errors.js";
@@ -15,7 +13,7 @@ export class BothKernel {
     /**
      * @param {ExpertKernel} gpu
      * @param {ExpertKernel} wasm
-     * @param {number} gpuFrom messages of so many pairs, and of more, go to the GPU
+     * @param {number} gpuFrom messages of at least this many pairs go to the GPU
      * @param {number} budgetBytes of memory for weights, for both together
      */
     constructor(gpu, wasm, gpuFrom, budgetBytes) {
@@ -31,7 +29,7 @@ export class BothKernel {
         this.lost = Promise.race([gpu.lost, wasm.lost]);
     }
 
-    /** Of weights, counted once. */
+    /** Bytes of weights, counted once. */
     get loadedBytes() {
         return Math.max(this.gpu.loadedBytes, this.wasm.loadedBytes);
     }

@@ -1,9 +1,7 @@
 /**
- * A kernel that is checked again and again while it works, at times and with numbers that nobody can foresee.
- *
- * Made by the tab's session around what `kernel_choice.js` chose: a test at start alone sees a cool device and the
- * engine's first compiler. A kernel that fails a check is lost, as when its device goes away: nothing that it computes
- * is handed out any more, and whoever holds it makes another one.
+ * A kernel that is checked at random times with random inputs while it works. The tab's session wraps the kernel of
+ * `kernel_choice.js` in one: a test at the start only meets a cool device and the engine's first compiler. A kernel
+ * that fails a check is lost, as if its device were gone: it returns no more outputs, and its owner makes another one.
  */
 
 import { KernelError, KernelLostError, KernelMemoryError, UnsupportedBrowserError } from "../errors.js";
@@ -40,13 +38,13 @@ export class CheckedKernel {
         this.name = kernel.name;
         this.fingerprint = kernel.fingerprint;
         this.description = kernel.description;
-        /** Less what a check takes. */
+        /** Without the bytes that a check needs. */
         this.capacityBytes = Math.max(0, kernel.capacityBytes - CHECK_BYTES);
         this.nChecks = 0;
         this.isClosed = false;
-        /** What a check found; "" for nothing. */
+        /** The fault that a check found, or "". */
         this.fault = "";
-        /** @type {Map<string, number>} bytes of the experts that others loaded */
+        /** @type {Map<string, number>} bytes of loaded experts */
         this.loaded = new Map();
         /** @type {Promise<string>} */
         this.lost = Promise.race([kernel.lost, this.untilFault()]);
@@ -82,7 +80,10 @@ export class CheckedKernel {
         this.kernel.close();
     }
 
-    /** Check at random times; returns what was wrong, and never when the kernel is closed or lost otherwise. */
+    /**
+     * Check at random times until there is a fault, and return it. Never returns once the kernel is closed or lost
+     * otherwise.
+     */
     async untilFault() {
         for (;;) {
             await this.sleep(LEAST_S + this.random() * (MOST_S - LEAST_S));
@@ -94,7 +95,7 @@ export class CheckedKernel {
         }
     }
 
-    /** "" or what is wrong. */
+    /** Check now; return the fault, or "". */
     async faultNow() {
         try {
             await this.check(this.kernel, Math.floor(this.random() * 2 ** 31));
@@ -115,17 +116,17 @@ function pause(seconds) {
 
 /** @typedef {(name: BuildName) => Promise<BufferSource>} ReadBuild */
 
-/** What two experts of the self-test take at most, with room for how a device rounds. */
+/** The most bytes of two experts of the self-test, with room for a device's rounding. */
 export const CHECK_BYTES = 1024 * 1024;
-const WITNESS = "kx1_simd128"; // the build with the least that an engine could get wrong
+const WITNESS = "kx1_simd128"; // the build that relies least on the engine
 const KINDS = /** @type {const} */ (["plain", "wild", "high", "low"]);
 
 /**
  * @param {ExpertKernel} kernel
  * @param {number} seed of the fresh expert and rows, any whole number below 2^31
  * @param {ReadBuild} [readBuild] another source of the witness than `fetch`
- * @throws {KernelError} naming what differed; KernelLostError when the kernel was lost meanwhile; Error, of no kind of
- *   its own, when the witness cannot be had
+ * @throws {KernelError} naming what differed; KernelLostError if the kernel is lost meanwhile; Error if the witness
+ * cannot be loaded
  */
 export async function checkKernel(kernel, seed, readBuild) {
     const halves = kernel instanceof BothKernel ? [kernel.gpu, kernel.wasm] : [kernel];
@@ -156,7 +157,7 @@ async function compareFresh(kernel, seed, readBuild) {
 }
 
 /**
- * Packed rows: usual ones, extreme ones, and such as no quantiser makes.
+ * Return packed rows: usual ones, extreme ones, and some that no quantiser makes.
  *
  * @param {number} seed
  */
@@ -177,7 +178,7 @@ function freshRows(seed) {
 }
 
 /**
- * Bits of the outputs by WebAssembly, compiled anew; null where the browser has none.
+ * Return the bits of the outputs by a newly compiled WebAssembly build; null if the browser has none.
  *
  * @param {ExpertWeights} weights
  * @param {Uint8Array} rows
@@ -189,7 +190,7 @@ async function witnessed(weights, rows, readBuild) {
         module = await fetchModule(WITNESS, readBuild);
     } catch (error) {
         if (error instanceof UnsupportedBrowserError) return null;
-        throw new Error(`${WITNESS} did not come: ${error}`); // not the kernel's fault
+        throw new Error(`${WITNESS} could not be loaded: ${error}`); // not the kernel's fault
     }
     const instance = await Kx1Instance.of(module);
     const outputs = new Float32Array((rows.length / packedRowBytes(weights.dModel)) * weights.dModel);

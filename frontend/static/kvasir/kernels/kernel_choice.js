@@ -1,8 +1,7 @@
 /**
- * Chooses where a tab computes: on the GPU, in WebAssembly, or each message where it is faster.
- *
- * Called by the tab's worker at start, and after a device was lost. What it hands out has met the self-test. What was
- * measured is remembered, so that the next start is quick.
+ * Chooses where a tab computes: on the GPU, in WebAssembly, or each message where it is faster. The tab's worker calls
+ * it at the start and after the loss of a device. The kernel has passed the self-test. Measurements are remembered, so
+ * that the next start is quick.
  */
 
 import { GpuUnavailableError, KernelError, UnsupportedBrowserError } from "../errors.js";
@@ -20,7 +19,7 @@ import { createWasmKernel } from "./wasm/kernel.js";
 /** @import { WasmKernel, WasmKernelOptions } from "./wasm/kernel.js" */
 
 /**
- * What one start measured, for the next.
+ * The measurements of a start, for the next.
  *
  * @typedef {object} KernelRecord
  * @property {{description: string, tunables: {lanes: number, tiledFrom: number}} | null} gpu
@@ -29,26 +28,26 @@ import { createWasmKernel } from "./wasm/kernel.js";
  */
 
 /**
- * @typedef {object} Remembered where the record is kept: `kernelMemory()`, or the tests'
- * @property {() => Promise<KernelRecord | null>} read null when there is none, or none that can be read
+ * @typedef {object} Remembered where the record is kept
+ * @property {() => Promise<KernelRecord | null>} read null if there is no readable record
  * @property {(record: KernelRecord) => Promise<void>} write
  */
 
 /**
  * @typedef {object} KernelChoiceOptions
- * @property {number} budgetBytes of memory for weights, all told
+ * @property {number} budgetBytes of memory for weights in all
  * @property {boolean} [software] take a software adapter too, and then the GPU alone: for tests
- * @property {"webgpu" | "wasm"} [only] leave the other out
- * @property {boolean} [measure] false: the GPU where there is one, without measuring
+ * @property {"webgpu" | "wasm"} [only] use only this one
+ * @property {boolean} [measure] false: use the GPU if there is one, without measuring
  * @property {Remembered | null} [remembered]
- * @property {{dModel: number, dFf: number}} [shape] of the experts to come: what is measured
- * @property {(reason: Error) => void} [report] hears why the GPU or WebAssembly cannot be used here
+ * @property {{dModel: number, dFf: number}} [shape] of the experts to measure with
+ * @property {(reason: Error) => void} [report] called with the reason why the GPU or WebAssembly cannot be used
  * @property {Omit<WasmKernelOptions, "maxBytes" | "build">} [wasm]
- * @property {typeof createGpuKernel} [createGpu] another maker than the product's: the tests'
+ * @property {typeof createGpuKernel} [createGpu] for tests
  */
 
 const USUAL_SHAPE = { dModel: 3072, dFf: 1024 };
-/** Holding everything twice halves what a tab can hold: the gain must be worth that. */
+/** Least gain in speed for holding everything twice, which halves what a tab can hold. */
 const WORTH_BOTH = 2;
 
 export const NO_WEBGPU =
@@ -58,7 +57,7 @@ export const NO_WEBGPU =
  * @param {KernelChoiceOptions} options
  * @returns {Promise<ExpertKernel>}
  * @throws {UnsupportedBrowserError} with neither WebGPU nor WebAssembly SIMD; the message says which browsers have them
- * @throws {KernelError} when what there is computes wrongly
+ * @throws {KernelError} if a kernel computes wrongly
  */
 export async function chooseKernel(options) {
     const record = (await options.remembered?.read()) ?? null;
@@ -80,11 +79,11 @@ export async function chooseKernel(options) {
  * @typedef {object} Found
  * @property {GpuKernel | null} gpu
  * @property {WasmKernel | null} wasm
- * @property {KernelError[]} reasons why one of them is not there
+ * @property {KernelError[]} reasons why one of them is missing
  */
 
 /**
- * The kernels that work here; both have met the self-test.
+ * Return the kernels that pass the self-test here.
  *
  * @param {KernelChoiceOptions} options
  * @param {KernelRecord | null} record
@@ -124,7 +123,7 @@ async function findGpu({ budgetBytes, software = false, createGpu = createGpuKer
     const wanted = { software, maxBytes: budgetBytes };
     const kernel = await createGpu({ ...wanted, tunables: known?.tunables ?? null });
     if (!known || kernel.description === known.description) return kernel;
-    kernel.close(); // another device than the one that was measured
+    kernel.close(); // not the device that was measured
     return createGpu(wanted);
 }
 
@@ -138,7 +137,7 @@ async function findWasm({ budgetBytes, wasm }, record) {
         return await testedWasm({ ...options, build: record?.build ?? undefined });
     } catch (error) {
         if (!record?.build) throw error;
-        return testedWasm(options); // the browser changed since
+        return testedWasm(options); // the browser has changed since
     }
 }
 
@@ -147,7 +146,7 @@ async function testedWasm(options) {
     const kernel = await createWasmKernel(options);
     try {
         await selfTest(kernel);
-        await selfTest(kernel); // by now the engine has compiled it anew
+        await selfTest(kernel); // the engine has compiled it again by now
     } catch (error) {
         kernel.close();
         throw error;
@@ -156,8 +155,8 @@ async function testedWasm(options) {
 }
 
 /**
- * From how many pairs on a message goes to the GPU: 0 is every one, Infinity none; between them lies what is worth
- * holding the weights twice.
+ * Return the least pairs of a message that goes to the GPU: 0 for all messages, Infinity for none. Any other number is
+ * worth holding the weights twice.
  *
  * @param {KernelChoiceOptions} options
  * @param {Found} found
@@ -225,21 +224,21 @@ function noKernel(reasons) {
     return new UnsupportedBrowserError(`${NO_SIMD} ${NO_WEBGPU}`);
 }
 
-/** Pairs of a message: one row of one expert; a token's; a batch's. */
-export const MEASURED_PAIRS = /** @type {const} */ ([1, 8, 64]);
+/** Pairs of a message: of one row and expert, of a token, of a batch. */
+const MEASURED_PAIRS = /** @type {const} */ ([1, 8, 64]);
 
 const N_EXPERTS = 8;
 const ROUNDS = 3;
 const WARM_UP_MS = 50;
 
 /**
- * Milliseconds of a call of each number of pairs.
+ * Milliseconds of a call with each number of pairs.
  *
  * @typedef {Record<number, number>} Times
  */
 
 /**
- * @param {ExpertKernel} kernel with room for eight experts, else fewer are loaded
+ * @param {ExpertKernel} kernel should have room for eight experts; else fewer are loaded
  * @param {{dModel: number, dFf: number}} shape
  * @returns {Promise<Times>}
  */
@@ -258,7 +257,7 @@ export async function measureKernel(kernel, shape) {
 }
 
 /**
- * The same expert under as many keys as there is room for, eight at most and one at least.
+ * Load the same expert under up to eight keys, as many as there is room for, and at least one.
  *
  * @param {ExpertKernel} kernel
  * @param {ExpertWeights} weights
@@ -287,7 +286,7 @@ function callOf(nPairs, rows, dModel, keys) {
 }
 
 /**
- * The best of some rounds, once the engine or driver is warm.
+ * Return the time of the fastest round, after warming up engine and driver.
  *
  * @param {ExpertKernel} kernel
  * @param {ComputeCall} call
@@ -303,68 +302,4 @@ async function timeCall(kernel, call) {
         best = Math.min(best, performance.now() - start);
     }
     return best;
-}
-
-const DATABASE = "kvasir-kernels";
-const STORE = "records";
-const KEY = "kx1 1"; // another version measures anew
-
-/**
- * @param {IDBFactory} [factory]
- * @returns {Remembered}
- */
-export function kernelMemory(factory = globalThis.indexedDB) {
-    return {
-        read: async () => {
-            try {
-                return (await transact(factory, "readonly", (store) => store.get(KEY))) ?? null;
-            } catch {
-                return null;
-            }
-        },
-        write: async (record) => {
-            try {
-                await transact(factory, "readwrite", (store) => store.put(record, KEY));
-            } catch {
-                // private windows of some browsers keep nothing
-            }
-        },
-    };
-}
-
-/**
- * @param {IDBFactory} factory
- * @param {IDBTransactionMode} mode
- * @param {(store: IDBObjectStore) => IDBRequest} act
- * @returns {Promise<KernelRecord | undefined>} what the request gave
- */
-async function transact(factory, mode, act) {
-    const database = await open(factory);
-    try {
-        return await settled(act(database.transaction(STORE, mode).objectStore(STORE)));
-    } finally {
-        database.close();
-    }
-}
-
-/**
- * @param {IDBFactory} factory
- * @returns {Promise<IDBDatabase>}
- */
-function open(factory) {
-    const request = factory.open(DATABASE, 1);
-    request.onupgradeneeded = () => request.result.createObjectStore(STORE);
-    return settled(request);
-}
-
-/**
- * @template T
- * @param {IDBRequest<T>} request
- * @returns {Promise<T>}
- */
-function settled(request) {
-    return new Promise((resolve, reject) => {
-        request.onsuccess = () => resolve(request.result);
-        request.onerror = () => reject(request.error);
-    });
 }

@@ -1,9 +1,6 @@
 /**
- * What an expert kernel is: one interface, two backends (`gpu/kernel.js`, `wasm/kernel.js`), and `kernel_choice.js`
- * in front of both.
- *
- * Types alone, for the checker: nothing here runs. Every kernel gives the bits of docs/reference/kx1.md, so it makes no
- * difference which of them computed a row.
+ * The interface of expert kernels: two backends (`gpu/kernel.js`, `wasm/kernel.js`), and `kernel_choice.js` in front of
+ * both. Types only. Every kernel gives the bits of docs/reference/kx1.md, so it does not matter which of them computed a row.
  */
 
 /** @typedef {"Q4_K" | "Q5_K" | "Q6_K" | "Q8_0"} QuantType */
@@ -34,21 +31,20 @@
 
 /**
  * @typedef {object} ExpertKernel
- * @property {"webgpu" | "wasm" | "both"} backend where the weights lie
+ * @property {"webgpu" | "wasm" | "both"} backend where the weights are
  * @property {"kx1"} name
  * @property {string} fingerprint 64 hex digits, the same for every KX1 of a version
  * @property {string} description one line for people and logs: device or build, threads
- * @property {(key: string, weights: ExpertWeights) => Promise<void>} load takes one expert; copies its bytes. Throws
- *   KernelMemoryError where there is no room, with all other experts still loaded, and KernelError for weights that
- *   KX1 does not compute, for a damaged scale and for a key that is already there.
- * @property {(key: string) => void} unload forgets one expert, known or not; calls under way still finish
+ * @property {(key: string, weights: ExpertWeights) => Promise<void>} load loads one expert; copies its bytes. Throws
+ * KernelMemoryError if there is no room, with all other experts still loaded, and KernelError for weights that KX1 does
+ * not support, for a damaged scale and for a key that is loaded already.
+ * @property {(key: string) => void} unload unloads one expert, if it is loaded; calls in flight still finish
  * @property {(call: ComputeCall) => Promise<Float32Array>} compute one output row per pair, [nPairs * dModel], in the
- *   order of the pairs, unweighted. Several calls may be in flight. Throws KernelError for rows that KX1 refuses, for
- *   row numbers and keys that do not exist; KernelLostError when the kernel is lost meanwhile.
- * @property {number} loadedBytes of weights, as the file has them
+ *   order of the pairs, unweighted. Several calls may be in flight. Throws KernelError for rows that KX1 refuses, and for row numbers and keys that do not exist; KernelLostError if the kernel is lost meanwhile.
+ * @property {number} loadedBytes of weights, as in the file
  * @property {number} capacityBytes of weights at most
- * @property {() => void} close frees everything; what is under way fails with KernelLostError
- * @property {Promise<string>} lost resolves with the reason when the device or a thread is gone, never otherwise
+ * @property {() => void} close frees everything; calls in flight fail with KernelLostError
+ * @property {Promise<string>} lost resolves with the reason if the device or a thread is lost, and never otherwise
  */
 
 export {};

@@ -1,7 +1,6 @@
 /**
- * The sizes of KX1's bytes, and what a kernel refuses before it computes: docs/reference/kx1.md, "What goes in".
- *
- * Called by both kernels, so that they refuse the same with the same words. Pure functions; nothing is kept.
+ * KX1's formats (docs/reference/kx1.md): sizes, packed rows, and what a kernel refuses before it computes. Both kernels use it,
+ * so that they refuse the same with the same messages.
  */
 
 import { KernelError } from "../errors.js";
@@ -10,12 +9,12 @@ import { KernelError } from "../errors.js";
 
 export const KX1_NAME = "kx1";
 export const KX1_VERSION = 1;
-/** What every right build of version 1 has: SHA-256 of "kx1 1 " and the digest of its self-test. */
+/** The fingerprint of version 1: SHA-256 of "kx1 1 " and the digest of its self-test. */
 export const KX1_FINGERPRINT = "3e397bc766e40632d732f29ec44fb72343a2433d0a95baf3389c554cc9c7d931";
 
 export const BLOCK = 256;
 export const PACKED_BLOCK = 261;
-export const MAX_COLS = 16384;
+const MAX_COLS = 16384;
 
 /**
  * ggml's number of each type, bytes of 256 weights, and of a quant block; offsets of the f16 scales in it.
@@ -32,7 +31,7 @@ export const QUANT_TYPES = {
 export const MATRICES = /** @type {const} */ (["gate", "up", "down"]);
 
 /**
- * Rows and columns of one of an expert's matrices.
+ * Return the rows and columns of one of an expert's matrices.
  *
  * @param {"gate" | "up" | "down"} matrix
  * @param {{dModel: number, dFf: number}} shape
@@ -43,7 +42,7 @@ export function matrixShape(matrix, { dModel, dFf }) {
 }
 
 /**
- * Bytes of a matrix of nOut rows of nIn weights.
+ * Return the bytes of a matrix of nOut rows of nIn weights.
  *
  * @param {QuantType} type
  * @param {number} nOut
@@ -53,22 +52,22 @@ export function matrixBytes(type, nOut, nIn) {
     return nOut * (nIn / BLOCK) * QUANT_TYPES[type].blockBytes;
 }
 
-/** Bytes of one packed row. @param {number} dModel */
+/** Return the bytes of one packed row. @param {number} dModel */
 export function packedRowBytes(dModel) {
     return (dModel / BLOCK) * PACKED_BLOCK;
 }
 
-/** Bytes of an expert's three matrices. @param {ExpertWeights} weights */
+/** Return the bytes of an expert's three matrices. @param {ExpertWeights} weights */
 export function expertBytes(weights) {
     return MATRICES.reduce((sum, matrix) => sum + weights[matrix].length, 0);
 }
 
 /**
- * Step 2's `ew`: the largest exponent field of a matrix's scales, less one (0 where all are subnormal).
+ * Return step 2's `ew`: the largest exponent field of a matrix's scales, less one (0 where all are subnormal).
  *
  * @param {QuantType} type
  * @param {Uint8Array} bytes
- * @returns {number} 0 to 29, or -1 when a scale is infinite or NaN
+ * @returns {number} 0 to 29, or -1 if a scale is infinite or NaN
  */
 export function weightExponent(type, bytes) {
     const { quantBytes, scales } = QUANT_TYPES[type];
@@ -84,7 +83,7 @@ export function weightExponent(type, bytes) {
 }
 
 /**
- * Refuse weights that KX1 does not compute. Scales are looked at by `weightExponents`.
+ * Throw for weights that KX1 does not support. `weightExponents` checks the scales.
  *
  * @param {ExpertWeights} weights
  */
@@ -107,7 +106,7 @@ export function checkWeights(weights) {
 }
 
 /**
- * The exponents of gate, up and down; throws KernelError for a scale that is not finite.
+ * Return the exponents of gate, up and down; throw KernelError for a scale that is not finite.
  *
  * @param {ExpertWeights} weights already checked
  * @returns {[number, number, number]}
@@ -122,7 +121,7 @@ export function weightExponents(weights) {
 }
 
 /**
- * Refuse a call whose rows or pairs are not what they should be. Keys are the kernel's to look up.
+ * Throw for a call with invalid rows or pairs. The kernel checks the keys.
  *
  * @param {ComputeCall} call
  */
@@ -142,7 +141,7 @@ export function checkCall(call) {
 }
 
 /**
- * Refuse codes of -128 and multipliers of 0: KX1's sums could overflow, and no quantiser writes them.
+ * Throw for codes of -128 and multipliers of 0: KX1's sums could overflow, and no quantiser writes them.
  *
  * @param {Uint8Array} rows packed rows
  * @param {number} dModel
@@ -211,7 +210,7 @@ function packBlock(bits, packed) {
 }
 
 /**
- * The codes of one sub-block.
+ * Pack the codes of one sub-block.
  *
  * @param {Uint32Array} bits
  * @param {number} start
@@ -233,7 +232,7 @@ function largestMagnitude(bits) {
     return bits.reduce((most, value) => Math.max(most, value & 0x7fffffff), 0);
 }
 
-/** With the hidden bit; subnormal numbers count as 0. @param {number} magnitude */
+/** Return the mantissa with the hidden bit; 0 for subnormal numbers. @param {number} magnitude */
 function mantissa(magnitude) {
     return magnitude >>> 23 ? (magnitude & 0x7fffff) | 0x800000 : 0;
 }

@@ -1,8 +1,6 @@
 /**
- * Inputs that every implementation of KX1 can make for itself: docs/reference/kx1.md, "Inputs without files".
- *
- * Called by the self-test, by quick measurements and by the tests. Rows are the bits of f32 values. Twin of
- * kvasir/kernels/selftest_inputs.py.
+ * Inputs that every implementation of KX1 can generate: docs/reference/kx1.md, "Inputs without files". The self-test,
+ * measurements and tests use them. Rows are the bits of f32 values.
  */
 
 import { BLOCK, matrixBytes, PACKED_BLOCK, packedRowBytes, QUANT_TYPES } from "./kx1_format.js";
@@ -13,7 +11,7 @@ import { BLOCK, matrixBytes, PACKED_BLOCK, packedRowBytes, QUANT_TYPES } from ".
 const SCALES_SEED = 0x5ca1e000;
 
 /**
- * What "low" and "high" set in each quant block: offset, length, byte of low, byte of high.
+ * The fields that "low" and "high" set in each quant block: offset, length, byte of low, byte of high.
  *
  * @type {Record<QuantType, [number, number, number, number][]>}
  */
@@ -53,19 +51,19 @@ export function words(seed, n) {
 }
 
 /**
- * The first n bytes of stream `seed`.
+ * Return the first n bytes of stream `seed`.
  *
  * @param {number} seed
  * @param {number} n
  * @returns {Uint8Array}
  */
-export function streamBytes(seed, n) {
-    const made = new Uint8Array(words(seed, Math.ceil(n / 4)).buffer); // little-endian, as every browser's machine is
+function streamBytes(seed, n) {
+    const made = new Uint8Array(words(seed, Math.ceil(n / 4)).buffer); // little-endian, as on all platforms with a browser
     return made.subarray(0, n);
 }
 
 /**
- * Bytes of a matrix of nOut rows of nIn weights.
+ * Return the bytes of a matrix of nOut rows of nIn weights.
  *
  * @param {QuantType} type
  * @param {number} nOut
@@ -96,7 +94,7 @@ export function madeWeights(type, nOut, nIn, seed, kind) {
 }
 
 /**
- * Finite f16 bits from a word.
+ * Return finite f16 bits made from a word.
  *
  * @param {number} word
  * @param {WeightKind} kind
@@ -108,7 +106,7 @@ function scaleBits(word, kind) {
 }
 
 /**
- * Rows [n, cols] of either sign from 1/256 up to 1, any mantissa.
+ * Return rows [n, cols] of either sign from 1/256 up to 1, any mantissa.
  *
  * @param {number} n
  * @param {number} cols
@@ -141,8 +139,8 @@ const ADVERSARIAL = [
     (v) => (v & 0x80000000) | ((1 + ((v >>> 8) % 254)) << 23), // powers of two
     (v, i) => edgeOfShift(v, i, 0x3fee2000), // s = 13, just
     (v, i) => edgeOfShift(v, i, 0x3fee2001), // s = 14, just
-    (v, i) => (v & 0x807fffff) | ((130 - (Math.floor(i / 32) % 8)) << 23), // sub-blocks that halve
-    (v, i) => (v & 0x807fffff) | ((200 - 9 * (Math.floor(i / BLOCK) % 21)) << 23), // blocks that fall
+    (v, i) => (v & 0x807fffff) | ((130 - (Math.floor(i / 32) % 8)) << 23), // sub-blocks, each half of the one before
+    (v, i) => (v & 0x807fffff) | ((200 - 9 * (Math.floor(i / BLOCK) % 21)) << 23), // blocks, each smaller than the one before
     (v, i) => (v & 0x807fffff) | ((i < BLOCK ? 193 : 127) << 23), // one block far above the rest
     tie,
     (v) => (v & 0x807fffff) | ((60 + ((v >>> 23) & 7)) << 23), // silu(g) * u near 2^-126
@@ -155,7 +153,7 @@ function edgeOfShift(v, i, first) {
 }
 
 /**
- * The f32 bits of 127 first in each sub-block, then of a half between codes.
+ * Return the f32 bits of 127 first in each sub-block, then of halves between codes.
  *
  * @type {(v: number, i: number) => number}
  */
@@ -165,7 +163,7 @@ function tie(v, i) {
 }
 
 /**
- * 17 rows at the edges of the format.
+ * Return 17 rows at the limits of the format.
  *
  * @param {number} cols
  * @param {number} seed
@@ -181,7 +179,7 @@ export function adversarialRows(cols, seed) {
 }
 
 /**
- * Three packed rows that no quantiser makes and every kernel must accept.
+ * Return three packed rows that no quantiser makes and every kernel must accept.
  *
  * @param {number} cols
  * @param {number} seed

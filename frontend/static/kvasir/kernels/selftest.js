@@ -1,9 +1,7 @@
 /**
- * The self-test of KX1 kernels: fixed inputs, frozen digests of what must come out (docs/reference/kx1.md).
- *
- * Called before a kernel is used, and again once the engine has compiled it better: it goes through the kernel's own
- * interface, and finds faulty builds, drivers and devices. It proves nothing about later work. Twin of
- * kvasir/kernels/selftest.py.
+ * The self-test of KX1 kernels: fixed inputs and digests of the expected outputs (docs/reference/kx1.md). It runs before a kernel
+ * is used, and again once the engine has optimised it. It uses the kernel's public interface and finds faulty builds,
+ * drivers and devices. It proves nothing about later work.
  */
 
 import { KernelError } from "../errors.js";
@@ -14,20 +12,20 @@ import { adversarialRows, legalPackedRows, madeWeights } from "./kx1_inputs.js";
 /** @import { WeightKind } from "./kx1_inputs.js" */
 
 /**
- * What of a kernel is tested; `encodeRows` where it has step 1 of its own.
+ * The tested part of a kernel; `encodeRows` if it has its own step 1.
  *
  * @typedef {Pick<ExpertKernel, "load" | "unload" | "compute"> & {
  *     encodeRows?: (rows: Uint32Array, cols: number) => Uint8Array | Promise<Uint8Array>}} TestedKernel
  */
 
-let nRuns = 0; // two tests of one kernel at a time must not share keys
+let nRuns = 0; // concurrent tests of one kernel must not share keys
 
 /**
  * Run a kernel on all cases. It needs room for two small experts (1 MiB).
  *
  * @param {TestedKernel} kernel
  * @returns {Promise<{digest: string, fingerprint: string}>} in hex
- * @throws {KernelError} naming what differed
+ * @throws {KernelError} that names the difference
  */
 export async function selfTest(kernel) {
     /** @type {string[]} */
@@ -88,7 +86,7 @@ async function compareOutputs(kernel, testCase, { made, rows, keys }) {
 }
 
 /**
- * Calls of one to three pairs must give the same bits: kernels have code of their own for few rows.
+ * Check that calls of one to three pairs give the same bits: kernels have separate code for few rows.
  *
  * @param {TestedKernel} kernel
  * @param {SelfTestCase} testCase
@@ -124,7 +122,7 @@ function testExpert(testCase, number) {
 }
 
 /**
- * An expert of made weights, matrix m with seed `seed + m`.
+ * Return an expert of generated weights, matrix m with seed `seed + m`.
  *
  * @param {ExpertWeights["types"]} types
  * @param {{dModel: number, dFf: number}} shape
@@ -156,7 +154,7 @@ function bitsOf(values) {
 }
 
 /**
- * Rows number `first`, `first` + 2 and so on.
+ * Return the rows `first`, `first` + 2 and so on.
  *
  * @param {Uint32Array} rows
  * @param {number} first

@@ -1,10 +1,10 @@
 /**
- * Step 7 of KX1 (docs/reference/kx1.md): sums of weighted outputs as integers, and their packed form. Twin of
- * kvasir/kernels/sums.py. The compute queue sums where a backbone asks for it; the wire packs and unpacks.
+ * Step 7 of KX1 (docs/reference/kx1.md): sums of weighted outputs as integers, and their packed form. The compute queue sums if a
+ * backbone asks for it; the wire packs and unpacks.
  *
  * A pair's integer is the product of two f32 values times 2^-exponent, rounded half away from zero and cut to 2^26. In
- * double precision that is exact: the product has 48 significant bits, scaling by a power of two changes none, and one
- * half is added without rounding to all that is not cut.
+ * double precision that is exact: the product has 48 significant bits, scaling by a power of two changes none, and
+ * adding one half does not round any value below the cut.
  */
 
 import { KernelError } from "../errors.js";
@@ -15,18 +15,18 @@ export const MAX_PAIRS_OF_ROW = 31;
 const MIN_EXPONENT = -180;
 const MAX_EXPONENT = 127;
 const LIMIT = 2 ** 26;
-/** Below it an f32 value is subnormal and counts as 0, as everywhere in KX1. */
+/** Smaller f32 values are subnormal and count as 0, as everywhere in KX1. */
 const SMALLEST_NORMAL = 2 ** -126;
 const DOUBLE_BIAS = 1023;
 
 /**
- * Adds up round(weight * output / 2^exponent) over each row's pairs.
+ * Return the sums of round(weight * output / 2^exponent) over each row's pairs.
  * @param {Float32Array} outputs [nPairs * d]
  * @param {Float32Array} weights [nPairs]
- * @param {Uint32Array} pairRows [nPairs] whose row a pair is
+ * @param {Uint32Array} pairRows [nPairs] the row of each pair
  * @param {Int32Array} exponents [nRows]
  * @returns {Int32Array} [nRows * d]
- * @throws {KernelError} for a request that `checkSumRequest` refuses, and for outputs of other pairs
+ * @throws {KernelError} for a request that `checkSumRequest` refuses, and for outputs of another number of pairs
  */
 export function sumOutputs(outputs, weights, pairRows, exponents) {
     checkSumRequest(weights, pairRows, exponents, exponents.length);
@@ -69,7 +69,7 @@ function powerOfTwo(exponent) {
  * @param {Uint32Array} pairRows [nPairs]
  * @param {Int32Array} exponents [nRows]
  * @param {number} nRows
- * @throws {KernelError} for a request for sums that no kernel answers, naming the value
+ * @throws {KernelError} for an invalid request for sums; the message names the value
  */
 export function checkSumRequest(weights, pairRows, exponents, nRows) {
     if (weights.length !== pairRows.length) {
@@ -80,11 +80,11 @@ export function checkSumRequest(weights, pairRows, exponents, nRows) {
     if (exponents.length !== nRows) throw new KernelError(`there are ${exponents.length} exponents for ${nRows} rows`);
     const far = exponents.find((exponent) => exponent < MIN_EXPONENT || exponent > MAX_EXPONENT);
     if (far !== undefined) {
-        throw new KernelError(`an exponent is ${far}; ${MIN_EXPONENT} to ${MAX_EXPONENT} is right`);
+        throw new KernelError(`an exponent is ${far}; ${MIN_EXPONENT} to ${MAX_EXPONENT} is allowed`);
     }
     const counts = new Uint32Array(nRows);
     for (const row of pairRows) {
-        if (row >= nRows) throw new KernelError(`a pair is of row ${row}; there are ${nRows} rows`);
+        if (row >= nRows) throw new KernelError(`a pair has row ${row}; there are ${nRows} rows`);
         counts[row] += 1;
     }
     const most = counts.reduce((a, b) => Math.max(a, b), 0);
@@ -94,7 +94,7 @@ export function checkSumRequest(weights, pairRows, exponents, nRows) {
 }
 
 /**
- * The packed form in which sums travel: for each 256 values a width and as many bits a value.
+ * Pack sums for the wire: for each 256 values a width, and each value in that many bits.
  * @param {Int32Array} sums [nRows * d]
  * @param {number} d a multiple of 256
  * @returns {Uint8Array}
@@ -114,7 +114,7 @@ export function packSums(sums, d) {
 }
 
 /**
- * The reverse.
+ * Unpack sums.
  * @param {Uint8Array} packed
  * @param {number} nRows
  * @param {number} d a multiple of 256
@@ -129,7 +129,7 @@ export function unpackSums(packed, nRows, d) {
         const width = at < packed.length ? packed[at] : 0;
         const isKnown = width % 8 === 0 ? width <= 32 : width === 12;
         if (!isKnown)
-            throw new KernelError(`a block of packed sums has ${width} bits, one of 0, 8, 12, 16, 24, 32 is right`);
+            throw new KernelError(`a block of packed sums has ${width} bits, 0, 8, 12, 16, 24 or 32 is allowed`);
         if (at + 1 + blockBytes(width) > packed.length) {
             throw new KernelError(`${packed.length} bytes of packed sums are not ${nRows} rows of ${d} values`);
         }
@@ -152,7 +152,7 @@ function blockBytes(width) {
     return (BLOCK / 8) * width;
 }
 
-/** @param {Int32Array} sums @param {number} start @returns {number} the smallest width that holds all of a block */
+/** @param {Int32Array} sums @param {number} start @returns {number} the smallest width that holds the block's values */
 function widthOf(sums, start) {
     let [bits, any] = [0, 0];
     for (let i = start; i < start + BLOCK; i++) {

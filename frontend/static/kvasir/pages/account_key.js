@@ -1,6 +1,6 @@
 /**
- * The keys of this browser: the one that the visitor signed in with, and those of its own worker. The rewards page and
- * the contributing tab ask. Keys go into an Authorization header and nowhere else; no cookie, no server session.
+ * The keys in this browser: the one that the visitor signed in with, and those of its own worker. Keys are sent only in
+ * Authorization headers; there is no cookie and no server session.
  */
 
 import { RecordStore } from "../worker/tab/record_store.js";
@@ -9,21 +9,21 @@ const FORM = /^kva-[0-9a-f]{16}-[A-Za-z0-9_-]{43}$/;
 
 /**
  * @typedef {object} Keys
- * @property {string} signedIn  the account's key that was entered; "" without one
- * @property {string} own  the account's key of this browser's worker; "" while it has none
- * @property {string} nodeToken  of this browser's worker; shows its node alone
- * @property {string[]} former  keys that this browser's worker had before it began to work for another account
+ * @property {string} signedIn the account's key that the visitor entered, or ""
+ * @property {string} own the account's key of this browser's worker; "" if it has none
+ * @property {string} nodeToken of this browser's worker; gives access to its node only
+ * @property {string[]} former keys of accounts that this browser's worker worked for before
  */
 
 /**
- * Whether a text can be an account's key at all.
+ * Return whether a text has the form of an account's key.
  * @param {string} text
  */
 export function isAccountKey(text) {
     return FORM.test(text);
 }
 
-/** @returns {Promise<Keys>} all empty where the browser keeps nothing */
+/** @returns {Promise<Keys>} all empty if the browser stores nothing */
 export async function loadKeys() {
     try {
         const [mine, workers] = await Promise.all([RecordStore.open("kvasir-account"), RecordStore.open()]);
@@ -38,13 +38,13 @@ export async function loadKeys() {
             former: Array.isArray(former) ? former : [],
         };
     } catch {
-        return { signedIn: "", own: "", nodeToken: "", former: [] }; // private windows: signing in then lasts as long as the page
+        return { signedIn: "", own: "", nodeToken: "", former: [] }; // private windows: the sign-in lasts only as long as the page
     }
 }
 
 /**
- * Remember an account's key, or forget it.
- * @param {string} key  "" signs out
+ * Store an account's key.
+ * @param {string} key "" signs out
  */
 export async function keepKey(key) {
     try {
@@ -52,12 +52,12 @@ export async function keepKey(key) {
         await records.put("accountKey", key);
         records.database.close();
     } catch {
-        // it still counts for this page
+        // the key still works on this page
     }
 }
 
 /**
- * Before the worker begins to work for another account: what its own account earned must not be lost with the key.
+ * Keep the worker's own key before it works for another account, so that its rewards are not lost.
  * @param {Keys} keys
  */
 export async function keepOwnKey({ own, signedIn, former }) {

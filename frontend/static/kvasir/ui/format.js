@@ -75,14 +75,6 @@ export function formatSpan(seconds) {
 }
 
 /**
- * Format milliseconds to a useful precision.
- * @param {number} ms
- */
-export function formatMs(ms) {
-    return interpolate(gettext("%s ms"), [formatNumber(ms, ms < 10 ? 1 : 0)]);
-}
-
-/**
  * Format a day or a time in the visitor's time zone.
  * @param {number} atMs
  */

@@ -15,14 +15,14 @@ const CHECKED_BYTES = 32;
 
 export const MAX_PAYLOAD_BYTES = 8 * 1024 * 1024;
 /** Of a payload without a tensor. */
-export const MAX_CONTROL_BYTES = 1024 * 1024;
+const MAX_CONTROL_BYTES = 1024 * 1024;
 export const MAX_ROWS = 8192;
 export const MAX_PAIRS = 65_536;
 export const MAX_D_MODEL = 65_536;
 export const MAX_U32 = 2 ** 32 - 1;
 
 /** Of a block of rows in KX1, and of sums. */
-export const KX1_VALUES = 256;
+const KX1_VALUES = 256;
 const KX1_BLOCK_BYTES = 261;
 
 /** What a frame is. */

@@ -129,7 +129,7 @@ const FINGERPRINT_BYTES = 32;
 const FINGERPRINT = /^[0-9a-f]{64}$/;
 
 /** Writes a payload from front to back. */
-export class PayloadWriter {
+class PayloadWriter {
     /** @type {number[]} */
     bytes = [];
 
@@ -179,7 +179,7 @@ export class PayloadWriter {
 }
 
 /** Reads a payload from front to back, never past its end. */
-export class PayloadReader {
+class PayloadReader {
     #at = 0;
     #name;
     #data;
@@ -286,7 +286,7 @@ function checkText(value, nBytes) {
  * @param {readonly ExpertRange[]} ranges
  * @throws {WireError} unless they ascend and do not overlap
  */
-export function checkRanges(ranges) {
+function checkRanges(ranges) {
     for (let i = 1; i < ranges.length; i++) {
         const [before, after] = [ranges[i - 1], ranges[i]];
         const isAscending = after.layer > before.layer || (after.layer === before.layer && after.start >= before.stop);

@@ -1,8 +1,7 @@
 /**
- * Memory for weights on the GPU: arenas, buffers that a weak device can still bind whole, cut into experts' places.
- *
- * Called by `gpu/backend.js`. An expert never crosses arenas. When the device has no memory left it says so with
- * KernelMemoryError, before anything that is loaded is touched.
+ * Memory for weights on the GPU: arenas, which are buffers that even a weak device can bind whole, divided into places
+ * of experts. `gpu/backend.js` uses it. An expert never crosses arenas. If the device has no memory left it throws
+ * KernelMemoryError, with all loaded experts unchanged.
  */
 
 import { KernelError, KernelMemoryError } from "../../errors.js";
@@ -43,7 +42,7 @@ export class GpuArenas {
     }
 
     /**
-     * A place of this many bytes. Throws KernelMemoryError where there is none, KernelError for more than an arena.
+     * Reserve a place. Throws KernelMemoryError if there is none, KernelError if it is larger than an arena.
      *
      * @param {number} bytes
      * @returns {Promise<Place>}
@@ -54,7 +53,7 @@ export class GpuArenas {
         return turn;
     }
 
-    /** Give a place back; an arena without any is freed. @param {Place} place */
+    /** Release a place; an arena without places is freed. @param {Place} place */
     release({ arena, start, size }) {
         const after = arena.gaps.findIndex((gap) => gap.start > start);
         arena.gaps.splice(after < 0 ? arena.gaps.length : after, 0, { start, size });
@@ -66,7 +65,7 @@ export class GpuArenas {
     }
 
     /**
-     * Put bytes into a place. Throws KernelMemoryError when the device has no memory for the copy.
+     * Write bytes into a place. Throws KernelMemoryError if the device has no memory for the copy.
      *
      * @param {Place} place
      * @param {{offset: number, bytes: Uint8Array}[]} pieces offsets are multiples of 4
@@ -76,12 +75,12 @@ export class GpuArenas {
         for (const { offset, bytes } of pieces) {
             writePadded(this.device.queue, place.arena.buffer, place.start + offset, bytes);
         }
-        // The answer to this comes after the copies were taken: it also keeps a fast reader from running ahead.
+        // This answer arrives after the copies were made, so it also slows down a reader that is too fast.
         const error = await this.device.popErrorScope();
         if (error) throw new KernelMemoryError(place.size, 0);
     }
 
-    /** Free all of it. */
+    /** Free everything. */
     close() {
         for (const arena of this.arenas) arena.buffer.destroy();
         this.arenas = [];
@@ -104,7 +103,7 @@ export class GpuArenas {
     }
 
     /**
-     * A new arena for as many experts of this size as are allowed, or as many of them as the device has memory for.
+     * Create an arena for as many experts of this size as are allowed and the device has memory for.
      *
      * @param {number} size
      */
@@ -123,12 +122,12 @@ export class GpuArenas {
 }
 
 /**
- * Copy bytes of any number; the last word is filled up with zeros. The buffer has room for the whole word.
+ * Copy any number of bytes; the last word is padded with zeros. The buffer has room for the whole word.
  *
  * @param {GPUQueue} queue
  * @param {GPUBuffer} buffer
  * @param {number} offset a multiple of 4
- * @param {Uint8Array} bytes of memory that is not shared
+ * @param {Uint8Array} bytes not of shared memory
  */
 export function writePadded(queue, buffer, offset, bytes) {
     const whole = floorTo(bytes.length, 4);
@@ -141,7 +140,7 @@ export function writePadded(queue, buffer, offset, bytes) {
 }
 
 /**
- * A buffer, or null when the device has no memory for it.
+ * Create a buffer; null if the device has no memory for it.
  *
  * @param {GPUDevice} device
  * @param {number} size
@@ -169,7 +168,7 @@ function take(arena, gap, size) {
     return place;
 }
 
-/** Neighbouring gaps become one. @param {{start: number, size: number}[]} gaps in order */
+/** Merge adjacent gaps. @param {{start: number, size: number}[]} gaps in order */
 function merged(gaps) {
     /** @type {{start: number, size: number}[]} */
     const joined = [];
@@ -199,7 +198,7 @@ function roundUpTo(value, step) {
 
 const MATRIX_ALIGNMENT = 16;
 
-/** An expert's place, kept until nobody computes with it any more. */
+/** An expert's place, kept until no call computes with it any more. */
 export class LoadedExpert {
     /** @type {GpuExpert | null} */
     ready = null;
@@ -216,12 +215,12 @@ export class LoadedExpert {
         this.bytes = bytes;
     }
 
-    /** One user more: a call. */
+    /** Add a user: a call. */
     hold() {
         this.#nUsers += 1;
     }
 
-    /** One user less; after the last its place is given back. */
+    /** Remove a user; the last one releases the place. */
     letGo() {
         this.#nUsers -= 1;
         if (this.#nUsers === 0 && this.place) this.arenas.release(this.place);
@@ -229,7 +228,7 @@ export class LoadedExpert {
 }
 
 /**
- * Where each matrix begins in an expert's place, and the bytes of all.
+ * Return the start of each matrix in an expert's place, and the bytes of all.
  *
  * @param {ExpertWeights} weights
  */

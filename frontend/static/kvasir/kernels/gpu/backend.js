@@ -1,8 +1,8 @@
 /**
  * KX1 on a GPU by WebGPU: implements ExpertKernel of `kernel_types.js`.
  *
- * Made by `gpu/kernel.js` alone, which proves it before anybody has it. Weights lie in arenas on the device; several
- * calls are under way at once, each in parts. A call never compiles and never gives outputs of commands that failed.
+ * Only `gpu/kernel.js` makes one, and tests it first. Weights are in arenas on the device; several calls are in flight
+ * at once, each in parts. A call never compiles, and never returns outputs of commands that failed.
  */
 
 import { KernelError, KernelLostError, KernelMemoryError } from "../../errors.js";
@@ -35,7 +35,7 @@ const READ = 1; // GPUMapMode.READ
 /** @typedef {{readback: GPUBuffer, bytes: number, mapped: Promise<undefined>, errors: Promise<GPUError | null>[]}} Submitted */
 
 /**
- * One device with one build of the shaders. Made by `createGpuKernel`, which proves it before anybody has it.
+ * One device with one build of the shaders.
  */
 export class GpuKernel {
     backend = /** @type {const} */ ("webgpu");
@@ -71,9 +71,9 @@ export class GpuKernel {
     }
 
     /**
-     * Compile every program that a call may need: no call waits for a compiler.
+     * Compile every program that a call may need, so that no call waits for the compiler.
      *
-     * @param {QuantType[]} [types] of weights that will come
+     * @param {QuantType[]} [types] of weights to be loaded
      */
     async compile(types = /** @type {QuantType[]} */ (Object.keys(QUANT_TYPES))) {
         await Promise.all([this.programs.compileFrame(), this.programs.compile(types)]);
@@ -172,7 +172,7 @@ export class GpuKernel {
     }
 
     /**
-     * Compute a chunk and put its outputs where they belong.
+     * Compute a chunk and store its outputs.
      *
      * @param {Chunk} chunk
      * @param {Uint8Array} rows
@@ -196,7 +196,7 @@ export class GpuKernel {
     }
 
     /**
-     * Queue a chunk. What the device has to say of its commands comes in `errors`.
+     * Queue a chunk. `errors` receives the device's errors for its commands.
      *
      * @param {SlotSet} set
      * @param {Chunk} chunk
@@ -212,7 +212,7 @@ export class GpuKernel {
     }
 
     /**
-     * Wait for the outputs and for the errors; one of them makes the outputs void.
+     * Wait for the outputs and the errors; any error invalidates the outputs.
      *
      * @param {Submitted} submitted
      */
@@ -223,7 +223,7 @@ export class GpuKernel {
         if (invalid.status === "fulfilled" && invalid.value) throw new KernelError(`WebGPU: ${invalid.value.message}`);
         for (const each of [answer, noMemory, invalid]) {
             if (each.status === "rejected")
-                throw new KernelLostError(`the GPU gives no answer: ${String(each.reason)}`);
+                throw new KernelLostError(`the GPU does not answer: ${String(each.reason)}`);
         }
         this.#checkAlive();
     }

@@ -1,14 +1,13 @@
 /**
- * A WebGPU device for the kernel: the adapter, the limits asked of it, and what is said when it goes away.
- *
- * Called by `gpu/kernel.js`. It never takes a software adapter unless it is told to: WebAssembly is faster than that.
+ * A WebGPU device for the kernel: the adapter, the requested limits, and the reason of its loss. `gpu/kernel.js` calls
+ * it. It takes a software adapter only on request: WebAssembly is faster.
  */
 
 import { GpuUnavailableError } from "../../errors.js";
 
 const MIB = 1024 * 1024;
-/** What every device with WebGPU allows: binding more than this in one piece is never needed. */
-export const ARENA_BYTES = 128 * MIB;
+/** A binding size that every device with WebGPU allows; larger bindings are never needed. */
+const ARENA_BYTES = 128 * MIB;
 const SOFTWARE = /swiftshader|llvmpipe|lavapipe|software|basic render/i;
 
 /**
@@ -17,13 +16,13 @@ const SOFTWARE = /swiftshader|llvmpipe|lavapipe|software|basic render/i;
  * @property {string} description one line for people and logs
  * @property {boolean} isSoftware
  * @property {number} arenaBytes the most that one buffer of weights may have
- * @property {Promise<string>} lost resolves with the reason when it is gone, never after `device.destroy()`
+ * @property {Promise<string>} lost resolves with the reason when it is lost, never after `device.destroy()`
  */
 
 /**
- * Open a device of its own. Throws GpuUnavailableError, which says why, where there is none that is worth it.
+ * Open a device. Throws GpuUnavailableError with the reason if there is none worth using.
  *
- * @param {{adapter?: GPUAdapter | null, software: boolean}} wanted `adapter`: take this one (it serves once)
+ * @param {{adapter?: GPUAdapter | null, software: boolean}} wanted `adapter`: use this one (it works once)
  * @returns {Promise<GpuDevice>}
  */
 export async function openGpuDevice({ adapter, software }) {
@@ -55,7 +54,7 @@ async function findAdapter() {
 }
 
 /**
- * The default limits are all that the shaders need; larger buffers than 128 MiB are not asked for.
+ * Request a device with the default limits, which are enough for the shaders.
  *
  * @param {GPUAdapter} adapter
  */
@@ -63,7 +62,7 @@ async function requestDevice(adapter) {
     try {
         return await adapter.requestDevice({ label: "kvasir experts" });
     } catch (error) {
-        throw new GpuUnavailableError(`${describe(adapter)} gives no device: ${String(error)}`);
+        throw new GpuUnavailableError(`${describe(adapter)} could not open a device: ${String(error)}`);
     }
 }
 

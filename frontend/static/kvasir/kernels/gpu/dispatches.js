@@ -1,7 +1,6 @@
 /**
- * The dispatches of one stage of a chunk: gate and up together, or down. Which program, which tasks, how far cut.
- *
- * Called by `gpu/plan.js` alone. Pure arithmetic; the layout of tasks and shapes is that of `wgsl/README.md`.
+ * The dispatches of one stage of a chunk (gate and up together, or down): their programs, tasks and cuts. Only
+ * `gpu/plan.js` calls it. Pure arithmetic; the layout of tasks and shapes is that of `wgsl/README.md`.
  */
 
 import { BLOCK, QUANT_TYPES } from "../kx1_format.js";
@@ -42,7 +41,7 @@ export class TaskTable {
         this.numbers = [];
     }
 
-    /** Add consecutive tasks. @param {Task[]} tasks @returns {number} the first one's number */
+    /** Add consecutive tasks. @param {Task[]} tasks @returns {number} the number of the first */
     add(tasks) {
         const first = this.numbers.length / TASK_WORDS;
         for (const { weights, exponent, first: pair, n, column } of tasks) {
@@ -64,10 +63,10 @@ export class TaskTable {
  */
 
 /**
- * The dispatches of gate and up together, or of down: one for each arena, type and program, cut where it is long.
+ * Return the dispatches of a stage: one for each arena, type and program, cut if it is long.
  *
  * @param {Group[]} groups of one width
- * @param {TaskTable} table where their tasks go
+ * @param {TaskTable} table receives their tasks
  * @param {Stage} stage
  * @param {PlanLimits} limits
  * @returns {Dispatch[]}
@@ -129,7 +128,7 @@ function batchOf(batches, arena, type, program) {
 }
 
 /**
- * Which program computes which of an expert's n pairs.
+ * Divide an expert's n pairs between the programs.
  *
  * @param {number} n
  * @param {number} tiledFrom
@@ -149,7 +148,7 @@ export function splitPairs(n, tiledFrom) {
 }
 
 /**
- * Dispatches of at most `maxWork` each: lists of tasks, or rows of a single one.
+ * Return dispatches of at most `maxWork` each: lists of tasks, or row ranges of a single one.
  *
  * @param {Batch} batch
  * @param {number} first the number of its first task

@@ -1,7 +1,6 @@
 /**
  * Commands for one chunk of a call: uploads, the five steps of `wgsl/README.md`, and the copy that is read back.
- *
- * Called by `gpu/backend.js`. It only fills queues: it waits for nothing and reads nothing.
+ * `gpu/backend.js` calls it. It only fills queues and waits for nothing.
  */
 
 import { BLOCK, packedRowBytes } from "../kx1_format.js";
@@ -19,7 +18,7 @@ const SHAPE_STRIDE = 256; // minUniformBufferOffsetAlignment, at most
 /** @typedef {{name: string, shape: number[], buffers: GPUBuffer[], x: number, y: number, work: number}} Step */
 
 /**
- * Submit a chunk. Returns the buffer that will hold its outputs, [pairs, dModel] from the start, and their bytes.
+ * Submit a chunk. Return the buffer that will hold its outputs, [pairs, dModel], and their bytes.
  *
  * @param {GpuPrograms} programs compiled
  * @param {SlotSet} set free
@@ -94,7 +93,7 @@ function upload(queue, set, chunk, rows, steps) {
 }
 
 /**
- * The packed rows of these numbers, without a copy when they are all rows from the first on.
+ * Return the packed rows of these numbers, without a copy if they are consecutive from the first.
  *
  * @param {Uint8Array} rows
  * @param {number[]} numbers ascending
@@ -110,7 +109,7 @@ function gatherRows(rows, numbers, rowBytes) {
 }
 
 /**
- * Lists of steps for one submission each: a system may reset a GPU that works on one for seconds.
+ * Divide steps into submissions: a system may reset a GPU that works for seconds on one.
  *
  * @param {Step[]} steps
  * @param {number} maxWork

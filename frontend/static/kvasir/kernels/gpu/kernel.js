@@ -1,7 +1,6 @@
 /**
- * Makes the GPU kernel: finds a device, chooses how to compute on it, and proves that it gives KX1's bits.
- *
- * Called by `kernel_choice.js`. A device that computes anything else is never handed out.
+ * Makes the GPU kernel: finds a device, tunes the kernel for it, and tests that it gives KX1's bits. `kernel_choice.js`
+ * calls it.
  */
 
 import { GpuUnavailableError, KernelLostError } from "../../errors.js";
@@ -16,20 +15,21 @@ import { measureTunables } from "./tunables.js";
 
 /**
  * @typedef {object} GpuKernelOptions
- * @property {GPUAdapter | null} [adapter] take this one; it serves once
- * @property {boolean} software take a software adapter too: for tests, since WebAssembly is faster
+ * @property {GPUAdapter | null} [adapter] use this one; it works once
+ * @property {boolean} software accept a software adapter too: for tests, since WebAssembly is faster
  * @property {number} maxBytes of weights, at most
- * @property {number} [nInFlight] parts of calls under way at once
- * @property {GpuTunables | null} [tunables] measured before on this device (`kernel.tunables`); else measured now
+ * @property {number} [nInFlight] parts of calls in flight at once
+ * @property {GpuTunables | null} [tunables] measured before on this device (`kernel.tunables`); null: measure now
  */
 
-/** The self-test has calls of 20 rows and of 1 to 3: with this it meets `tiled` as well as `matvec`. */
+/** The self-test has calls of 20 rows and of 1 to 3: with this it covers `tiled` as well as `matvec`. */
 const SELF_TEST_TILED_FROM = 16;
-/** A software adapter compiles `tiled` for many seconds and gains nothing by it. */
+/** A software adapter compiles `tiled` for many seconds and is not faster with it. */
 const SOFTWARE_TUNABLES = { lanes: 4, tiledFrom: NEVER };
 
 /**
- * A kernel that met the self-test. Throws GpuUnavailableError where there is no GPU, KernelError where it miscomputes.
+ * Return a kernel that passed the self-test. Throws GpuUnavailableError if there is no GPU, KernelError if it computes
+ * wrongly.
  *
  * @param {GpuKernelOptions} options
  * @returns {Promise<GpuKernel>}
@@ -50,7 +50,7 @@ export async function createGpuKernel({ adapter, software, maxBytes, nInFlight =
 }
 
 /**
- * Whether these are tunables that the shaders have: what a browser remembered may be anything.
+ * Return whether remembered tunables are valid for the shaders.
  *
  * @param {GpuTunables | null | undefined} tunables
  * @returns {tunables is GpuTunables}
@@ -62,7 +62,8 @@ function isUsable(tunables) {
 }
 
 /**
- * The kernel with the first way to multiply bytes that gives the right bits. Throws what the first one said.
+ * Return the kernel with the first way to multiply bytes that gives the right bits. Throws the error of the first one
+ * if none does.
  *
  * @param {GpuDevice} opened
  * @param {GpuSources} sources
@@ -86,7 +87,7 @@ async function firstProven(opened, sources, options) {
     throw problem;
 }
 
-/** The self-test with every program that is compiled. @param {GpuKernel} kernel */
+/** Run the self-test with every compiled program. @param {GpuKernel} kernel */
 async function prove(kernel) {
     const { tiledFrom } = kernel.limits;
     if (tiledFrom < NEVER) kernel.limits.tiledFrom = Math.min(tiledFrom, SELF_TEST_TILED_FROM);

@@ -1,8 +1,7 @@
 /**
- * What the GPU does for a call: which pairs go together, which program computes them, and the tables that say so.
- *
- * Called by `gpu/backend.js`; `gpu/encoder.js` carries it out. Pure arithmetic, no device: the layout is that of
- * `wgsl/README.md`, and the tests of it run without a GPU.
+ * The GPU's work for a call: which pairs are computed together and by which program, and the tables for the shaders.
+ * `gpu/backend.js` calls it; `gpu/encoder.js` encodes the result. Pure arithmetic without a device; the layout is that
+ * of `wgsl/README.md`.
  */
 
 import { BLOCK } from "../kx1_format.js";
@@ -12,7 +11,7 @@ import { planStage, TaskTable } from "./dispatches.js";
 /** @import { Place } from "./arenas.js" */
 /** @import { Dispatch } from "./dispatches.js" */
 
-const MAX_PAIRS = 4096; // of a chunk: no dimension of a dispatch passes 65,535
+const MAX_PAIRS = 4096; // of a chunk: no dimension of a dispatch exceeds 65,535
 const ACTIVATION_WORDS = 76; // of a block
 
 /**
@@ -36,8 +35,8 @@ const ACTIVATION_WORDS = 76; // of a block
  */
 
 /**
- * A part of a call that is computed at once. `rows`: numbers of its rows in the call, in the order of its own;
- * `pairs`: numbers of its pairs in the call, ascending, so that its output row i is that of pair `pairs[i]`.
+ * A part of a call that is computed as one. `rows`: the call's numbers of its rows, in its own order; `pairs`: the
+ * call's numbers of its pairs, ascending; its output row i is that of pair `pairs[i]`.
  *
  * @typedef {object} Chunk
  * @property {number} dModel
@@ -51,7 +50,7 @@ const ACTIVATION_WORDS = 76; // of a block
  */
 
 /**
- * Split a call into chunks. Every pair is in exactly one.
+ * Split a call into chunks. Every pair is in exactly one chunk.
  *
  * @param {Uint32Array} pairRows [nPairs]
  * @param {GpuExpert[]} pairExperts [nPairs]
@@ -85,7 +84,7 @@ function groupByExpert(pairExperts) {
 }
 
 /**
- * Lists of groups of one width each, none with more pairs than the buffers take.
+ * Return lists of groups of one width each, none with more pairs than fit the buffers.
  *
  * @param {Group[]} groups
  * @param {PlanLimits} limits

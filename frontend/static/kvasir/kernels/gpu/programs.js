@@ -1,7 +1,6 @@
 /**
- * The shader programs of the kernel, put together and compiled: before a kernel is ready, never during a call.
- *
- * Called by `gpu/backend.js` and `gpu/kernel.js`. Which files make a program is said in `wgsl/README.md`.
+ * The kernel's shader programs, assembled from the files of `wgsl/README.md` and compiled before a kernel is ready,
+ * never during a call.
  */
 
 import { KernelError } from "../../errors.js";
@@ -10,10 +9,11 @@ import { KernelError } from "../../errors.js";
 /** @import { MatrixProgram } from "./dispatches.js" */
 
 /** @typedef {"dot_packed" | "dot_plain"} DotVariant */
-/** @typedef {Record<string, string>} GpuSources texts of the .wgsl files by name without its end */
+/** @typedef {Record<string, string>} GpuSources texts of the .wgsl files by name without suffix */
 
 /**
- * What may be measured on a device; no choice changes a bit. `tiledFrom`: from so many pairs of an expert on, `tiled`.
+ * Choices that are measured on a device; none changes a bit. `tiledFrom`: pairs of an expert from which `tiled` is
+ * used.
  *
  * @typedef {{lanes: number, tiledFrom: number}} GpuTunables
  */
@@ -46,19 +46,19 @@ const TYPE_FILES = {
     Q8_0: ["words", "q8_0"],
 };
 const PACKED_FEATURE = "packed_4x8_integer_dot_product";
-/** What `lanes` may be. */
+/** Values of `lanes`. */
 export const LANES = [1, 2, 4, 8, 16];
-/** As `tiledFrom`: `tiled` is not used, and not compiled. */
+/** A `tiledFrom` with which `tiled` is neither used nor compiled. */
 export const NEVER = 2 ** 30;
 const COMPUTE = 4; // GPUShaderStage.COMPUTE
 /** @type {MatrixProgram[]} */
 const MATRIX_PROGRAMS = ["matvec_1", "matvec_4", "tiled"];
 export const SHAPE_BYTES = 32;
 
-/** The files, once for all kernels of this page. @type {Promise<GpuSources> | null} */
+/** The files, fetched once for all kernels of this page. @type {Promise<GpuSources> | null} */
 let fetched = null;
 
-/** All shader files; throws KernelError when the site does not give one. @returns {Promise<GpuSources>} */
+/** Fetch all shader files. Throws KernelError if one is missing. @returns {Promise<GpuSources>} */
 export function readSources() {
     fetched ??= fetchSources().catch((error) => {
         fetched = null;
@@ -67,7 +67,7 @@ export function readSources() {
     return fetched;
 }
 
-/** The ways to multiply four bytes that this browser's language has, the faster one first. @returns {DotVariant[]} */
+/** Return this browser's ways to multiply four bytes, the faster one first. @returns {DotVariant[]} */
 export function dotVariants() {
     const has = navigator.gpu?.wgslLanguageFeatures?.has(PACKED_FEATURE);
     return has ? ["dot_packed", "dot_plain"] : ["dot_plain"];
@@ -95,7 +95,7 @@ export class GpuPrograms {
         this.compiling = new Map();
     }
 
-    /** Compile what is used whatever the weights are. */
+    /** Compile the programs that all weight types need. */
     async compileFrame() {
         await Promise.all([
             this.#compile("unpack_rows", this.#text([this.dot, "activations", "unpack_rows"])),
@@ -111,7 +111,10 @@ export class GpuPrograms {
         );
     }
 
-    /** A compiled pipeline. @param {string} name "unpack_rows", "silu_quantise", or program and type: "tiled Q4_K" */
+    /**
+     * Return a compiled pipeline.
+     * @param {string} name "unpack_rows", "silu_quantise", or program and type: "tiled Q4_K"
+     */
     get(name) {
         const pipeline = this.ready.get(name);
         if (!pipeline) throw new KernelError(`the shader program ${name} is not compiled`);

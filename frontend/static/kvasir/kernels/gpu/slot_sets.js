@@ -1,7 +1,6 @@
 /**
- * The buffers of chunks that are under way: a set each, so that one is filled and read while the GPU computes another.
- *
- * Called by `gpu/backend.js` and `gpu/encoder.js`. Buffers grow as chunks need it and are kept; weights are not here.
+ * The buffers of chunks in flight: a set for each, so that one is filled and read while the GPU computes another.
+ * `gpu/backend.js` and `gpu/encoder.js` use them. Buffers grow as needed and are kept.
  */
 
 import { KernelLostError } from "../../errors.js";
@@ -24,7 +23,7 @@ const USAGES = {
 
 /** @typedef {keyof typeof USAGES} BufferName */
 
-/** One set: in use by one chunk at a time. */
+/** One set, used by one chunk at a time. */
 export class SlotSet {
     /** @param {GPUDevice} device */
     constructor(device) {
@@ -34,7 +33,7 @@ export class SlotSet {
     }
 
     /**
-     * The buffer of this name, of this many bytes or more; what was in it may be lost.
+     * Return the buffer of this name with at least this many bytes; its contents may be lost.
      *
      * @param {BufferName} name
      * @param {number} bytes
@@ -49,18 +48,18 @@ export class SlotSet {
         return made;
     }
 
-    /** Free its buffers; it may be used again. */
+    /** Free the buffers; the set may be used again. */
     clear() {
         for (const buffer of this.buffers.values()) buffer.destroy();
         this.buffers.clear();
     }
 }
 
-/** A fixed number of sets; who finds none free waits in turn. */
+/** A fixed number of sets. Callers wait in turn for a free one. */
 export class SlotSets {
     /**
      * @param {GPUDevice} device
-     * @param {number} n chunks under way at once
+     * @param {number} n chunks in flight at once
      */
     constructor(device, n) {
         this.all = Array.from({ length: n }, () => new SlotSet(device));
@@ -70,7 +69,7 @@ export class SlotSets {
         this.isClosed = false;
     }
 
-    /** A set of one's own until `give`. Throws KernelLostError once closed. @returns {Promise<SlotSet>} */
+    /** Take a set until `give`. Throws KernelLostError once closed. @returns {Promise<SlotSet>} */
     take() {
         if (this.isClosed) return Promise.reject(new KernelLostError("the GPU kernel is closed"));
         const set = this.free.pop();
@@ -85,7 +84,7 @@ export class SlotSets {
         else this.free.push(set);
     }
 
-    /** Free all buffers; who waits is told so. */
+    /** Free all buffers; waiting callers fail. */
     close() {
         this.isClosed = true;
         for (const { reject } of this.waiting.splice(0)) reject(new KernelLostError("the GPU kernel is closed"));

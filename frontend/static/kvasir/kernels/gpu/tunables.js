@@ -1,8 +1,7 @@
 /**
- * What is fastest on this device, by a quick measurement: how many invocations share a weight row, and from how many
- * pairs of an expert on tiles pay. No choice changes a bit.
- *
- * Called by `gpu/kernel.js` where nothing is remembered of the device; well below a second on a real GPU.
+ * Measures the fastest settings for a device: how many invocations share a weight row, and from how many pairs of an
+ * expert tiles are faster. No choice changes a bit. `gpu/kernel.js` calls it if nothing is remembered of the device. It
+ * takes well below a second on a real GPU.
  */
 
 import { legalPackedRows } from "../kx1_inputs.js";
@@ -17,7 +16,7 @@ import { NEVER } from "./programs.js";
 const USUAL_SHAPE = { dModel: 2048, dFf: 768 };
 const TYPES = /** @type {const} */ ({ gate: "Q4_K", up: "Q4_K", down: "Q4_K" });
 const MAX_BYTES = 16 * 1024 * 1024;
-const LANES = [4, 16, 8, 2]; // another than the first must be faster by more than the noise
+const LANES = [4, 16, 8, 2]; // another than the first must be faster by more than noise
 const GAIN = 0.95;
 const TILED_FROM = [8, 16, 32];
 const N_ROWS = 3; // of legalPackedRows
@@ -30,7 +29,7 @@ const KEY = "measured";
  * @param {GpuDevice} opened
  * @param {GpuSources} sources
  * @param {DotVariant} dot
- * @param {{dModel: number, dFf: number}} [shape] of the expert that is measured
+ * @param {{dModel: number, dFf: number}} [shape] of the expert to measure with
  * @returns {Promise<GpuTunables>}
  */
 export async function measureTunables(opened, sources, dot, shape = USUAL_SHAPE) {
@@ -49,7 +48,7 @@ export async function measureTunables(opened, sources, dot, shape = USUAL_SHAPE)
 }
 
 /**
- * Microseconds of a call of each number of pairs, the fastest of a few.
+ * Return the microseconds of a call with each number of pairs, the fastest of a few.
  *
  * @param {GpuDevice} opened
  * @param {GpuSources} sources

@@ -1,8 +1,7 @@
 /**
- * The builds of KX1 in WebAssembly: which of them this engine takes, and which is the fastest here.
- *
- * Called by `wasm/kernel.js`. All builds give the same bits, so speed alone decides; a build whose self-test fails,
- * before or after the engine has compiled it better, is never taken.
+ * The builds of KX1 in WebAssembly: which of them this engine supports, and which is the fastest. All builds give the
+ * same bits, so only speed decides; a build whose self-test fails, before or after the engine has optimised it, is
+ * never used.
  */
 
 import { KernelError, UnsupportedBrowserError } from "../../errors.js";
@@ -41,7 +40,7 @@ async function fetchBuild(name) {
  * @param {BuildName} name
  * @param {(name: BuildName) => Promise<BufferSource>} [readBuild]
  * @returns {Promise<WebAssembly.Module>}
- * @throws {UnsupportedBrowserError} when this engine does not take it
+ * @throws {UnsupportedBrowserError} if this engine does not support it
  */
 export async function fetchModule(name, readBuild = fetchBuild) {
     const bytes = await readBuild(name);
@@ -50,11 +49,11 @@ export async function fetchModule(name, readBuild = fetchBuild) {
 }
 
 /**
- * The fastest build that is right here. Takes some tenths of a second on the calling thread.
+ * Return the fastest build that passes its self-test. It takes some tenths of a second on the calling thread.
  *
  * @param {{readBuild?: (name: BuildName) => Promise<BufferSource>}} options
  * @returns {Promise<BuildName>}
- * @throws {UnsupportedBrowserError} when the engine takes none, KernelError when all fail their self-test
+ * @throws {UnsupportedBrowserError} if the engine supports none, KernelError if all fail their self-test
  */
 export async function chooseBuild({ readBuild = fetchBuild }) {
     /** @type {{name: BuildName, ms: number} | null} */
@@ -74,7 +73,7 @@ export async function chooseBuild({ readBuild = fetchBuild }) {
 }
 
 /**
- * Test a build, run it until it is warm, time it, and test it again.
+ * Test a build, warm it up, time it, and test it again.
  *
  * @param {WebAssembly.Module} module
  * @returns {Promise<number>} milliseconds for one row alone and TRIAL_ROWS together
@@ -93,7 +92,7 @@ async function tryBuild(module) {
     return ms;
 }
 
-/** A build on the calling thread, as far as `selfTest` and `tryBuild` need it. */
+/** A build on the calling thread, for `selfTest` and `tryBuild`. */
 class InlineKernel {
     /** @param {Kx1Instance} instance */
     constructor(instance) {
@@ -117,7 +116,7 @@ class InlineKernel {
     }
 
     /**
-     * @param {ComputeCall} call whose pairs of one expert need not lie together
+     * @param {ComputeCall} call pairs may be in any order
      * @returns {Promise<Float32Array>}
      */
     async compute({ rows, dModel, pairRows, pairKeys }) {

@@ -1,8 +1,6 @@
 /**
- * One instance of KX1's WebAssembly build: its memory, the experts in it, and one call at a time.
- *
- * Called by `wasm/thread.js`, on the thread that owns it, and by the tests. It never checks what came from elsewhere:
- * weights and rows were checked before (`kx1_format.js`), codes and multipliers once more in C.
+ * One instance of KX1's WebAssembly build: its memory, its experts, and one call at a time. `wasm/thread.js` uses it on
+ * its own thread. Weights and rows were checked before (`kx1_format.js`); codes and multipliers are checked again in C.
  */
 
 import { KernelError, KernelMemoryError } from "../../errors.js";
@@ -11,12 +9,12 @@ import { expertBytes, MATRICES, packedRowBytes, QUANT_TYPES } from "../kx1_forma
 /** @import { ExpertWeights, QuantType } from "../kernel_types.js" */
 
 /**
- * What kx1_wasm.c exports. Addresses and sizes are numbers of bytes.
+ * The exports of kx1_wasm.c. Addresses and sizes are in bytes.
  *
  * @typedef {object} Exports
  * @property {WebAssembly.Memory} memory
  * @property {() => void} [_initialize]
- * @property {(nBytes: number) => number} allocate 0 when memory is out
+ * @property {(nBytes: number) => number} allocate 0 if there is no memory
  * @property {(address: number) => void} release
  * @property {(type: number, weights: number, rows: number, cols: number) => number} weight_exponent
  * @property {(dModel: number, dFf: number, n: number) => number} work_bytes
@@ -27,7 +25,7 @@ import { expertBytes, MATRICES, packedRowBytes, QUANT_TYPES } from "../kx1_forma
  * @property {(gate: number, up: number, h: number, n: number) => void} silu_mul
  */
 
-/** Rows computed together: more would leave the processor's cache. */
+/** Rows computed together: more would not fit the processor's cache. */
 export const MOST_ROWS = 128;
 
 const MATRIX_WORDS = 3; // type, exponent, address
@@ -40,7 +38,7 @@ export class Kx1Instance {
     constructor(instance) {
         this.exports = /** @type {Exports} */ (/** @type {unknown} */ (instance.exports));
         this.exports._initialize?.();
-        /** Kept between calls, and grown. */
+        /** Kept between calls; it grows. */
         this.scratch = { address: 0, nBytes: 0 };
     }
 
@@ -58,7 +56,7 @@ export class Kx1Instance {
      * @param {ExpertWeights} weights
      * @param {number[]} exponents of gate, up and down
      * @returns {LoadedExpert}
-     * @throws {KernelMemoryError} and nothing has changed
+     * @throws {KernelMemoryError} with nothing changed
      */
     load(weights, exponents) {
         const nBytes = expertBytes(weights);
@@ -81,7 +79,7 @@ export class Kx1Instance {
     }
 
     /**
-     * The outputs of one expert for `n` packed rows: f32 [n, dModel] into `out`.
+     * Compute the outputs of one expert for `n` packed rows: f32 [n, dModel] into `out`.
      *
      * @param {LoadedExpert} expert
      * @param {Uint8Array} rows [n, packedRowBytes(dModel)]
@@ -115,7 +113,7 @@ export class Kx1Instance {
     }
 
     /**
-     * Steps 2 to 4 alone, for the tests: bits of `n` packed rows times one matrix, [n, nOut].
+     * Compute steps 2 to 4, for the tests: bits of `n` packed rows times one matrix, [n, nOut].
      *
      * @param {{type: QuantType, nOut: number, nIn: number, bytes: Uint8Array}} matrix
      * @param {Uint8Array} rows
@@ -140,7 +138,7 @@ export class Kx1Instance {
     }
 
     /**
-     * Step 1: bits of f32 rows [n, cols] to packed rows.
+     * Compute step 1: bits of f32 rows [n, cols] to packed rows.
      *
      * @param {Uint32Array} rows
      * @param {number} cols
@@ -173,7 +171,7 @@ export class Kx1Instance {
     }
 
     /**
-     * Addresses of pieces of the scratch memory, until the next call.
+     * Return addresses of parts of the scratch memory, valid until the next call.
      *
      * @param {number[]} sizes
      * @returns {number[]}
@@ -204,7 +202,7 @@ export class Kx1Instance {
     }
 
     /**
-     * A view of memory, good until the next allocation.
+     * Return a view of memory, valid until the next allocation.
      *
      * @param {number} address
      * @param {number} nBytes
@@ -214,7 +212,7 @@ export class Kx1Instance {
     }
 }
 
-/** @param {number} error as compute_expert returns it */
+/** @param {number} error from compute_expert */
 function raise(error) {
     if (error) throw new KernelError(`a packed row holds ${error === -1 ? "code -128" : "multiplier 0"}`);
 }

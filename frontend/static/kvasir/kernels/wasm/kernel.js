@@ -1,8 +1,6 @@
 /**
- * KX1 in WebAssembly, on several threads: an ExpertKernel for browsers without WebGPU, and the GPU's check.
- *
- * Called through `kernel_choice.js`, by the tests and the benchmark. An expert lies in one thread; the pairs of a
- * call are spread over the threads that hold their experts.
+ * KX1 in WebAssembly on several threads: an ExpertKernel for browsers without WebGPU. Each expert is in one thread; the
+ * pairs of a call are computed by the threads that hold their experts.
  */
 
 import { KernelError, KernelLostError, KernelMemoryError } from "../../errors.js";
@@ -23,30 +21,30 @@ import { chooseBuild, fetchModule } from "./builds.js";
 
 /**
  * @typedef {object} WasmKernelOptions
- * @property {number} [nThreads] by default the processor's, less one, at most 8
- * @property {number} [maxBytes] of weights; by default and at most what the threads can address
+ * @property {number} [nThreads] by default one fewer than the processor has, at most 8
+ * @property {number} [maxBytes] of weights; by default and at most the bytes that the threads can address
  * @property {BuildName} [build] by default the fastest that passes the self-test here
- * @property {() => ThreadHandle} [startThread] another kind of thread than a worker: the tests', in node
+ * @property {() => ThreadHandle} [startThread] another kind of thread than a worker, for tests in node
  * @property {(name: BuildName) => Promise<BufferSource>} [readBuild] another source of the builds than `fetch`
  */
 
-/** What one thread's 4 GB hold beside its working memory. */
+/** Bytes of weights in a thread's 4 GB, beside its working memory. */
 const THREAD_BYTES = 3.5 * 2 ** 30;
 const MOST_THREADS = 8;
 
-/** Threads that leave the page a core. */
-export function usualThreads() {
+/** Return the number of threads that leaves one core to the page. */
+function usualThreads() {
     const cores = globalThis.navigator?.hardwareConcurrency ?? 2;
     return Math.max(1, Math.min(MOST_THREADS, cores - 1));
 }
 
 /**
- * A kernel whose threads are ready.
+ * Return a kernel whose threads are ready.
  *
  * @param {WasmKernelOptions} [options]
  * @returns {Promise<WasmKernel>}
  * @throws {UnsupportedBrowserError} without WebAssembly SIMD
- * @throws {KernelError} when no build passes its self-test
+ * @throws {KernelError} if no build passes its self-test
  */
 export async function createWasmKernel(options = {}) {
     const build = options.build ?? (await chooseBuild(options));
@@ -133,7 +131,7 @@ export class WasmKernel {
     }
 
     /**
-     * The numbers of each thread's pairs, those of one expert together.
+     * Return the numbers of each thread's pairs, those of one expert together.
      *
      * @param {ComputeCall} call
      * @returns {Map<PooledThread, number[]>}
@@ -183,7 +181,7 @@ export class WasmKernel {
     }
 
     /**
-     * Step 1 in WebAssembly, for the self-test: bits of f32 rows [n, cols] to packed rows.
+     * Compute step 1 in WebAssembly, for the self-test: bits of f32 rows [n, cols] to packed rows.
      *
      * @param {Uint32Array} rows
      * @param {number} cols
@@ -216,20 +214,20 @@ export class WasmKernel {
 }
 
 /**
- * @typedef {object} ThreadHandle a thread as whoever starts one gives it
+ * @typedef {object} ThreadHandle a started thread
  * @property {Port} port
- * @property {(onError: (reason: string) => void) => void} watch says when the thread has died
+ * @property {(onError: (reason: string) => void) => void} watch sets the callback for the thread's death
  * @property {() => void} stop
  */
 
 /** @typedef {{resolve: (result: any) => void, reject: (error: Error) => void}} Waiting */
 
 /**
- * A dedicated worker of this browser.
+ * Start a dedicated worker.
  *
  * @returns {ThreadHandle}
  */
-export function startWorker() {
+function startWorker() {
     const worker = new Worker(new URL("./thread.js", import.meta.url), { type: "module", name: "kvasir wasm" });
     return {
         port: /** @type {Port} */ (worker),
@@ -241,8 +239,8 @@ export function startWorker() {
     };
 }
 
-/** One thread, and the requests that it has not answered yet. */
-export class PooledThread {
+/** One thread and its unanswered requests. */
+class PooledThread {
     /**
      * @param {ThreadHandle} handle
      * @param {(reason: string) => void} onLost
@@ -284,7 +282,7 @@ export class PooledThread {
     }
 
     /**
-     * End the thread; what it has not answered fails.
+     * End the thread; its unanswered requests fail.
      *
      * @param {string} reason
      */

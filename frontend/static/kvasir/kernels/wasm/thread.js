@@ -1,8 +1,6 @@
 /**
- * One thread of the WebAssembly kernel: a worker with an instance and experts of its own.
- *
- * Started by `wasm/kernel.js`, which alone talks to it. Requests are answered in order, one reply each. It never
- * decides anything: what to hold and what to compute is said by the pool.
+ * One thread of the WebAssembly kernel: a worker with its own instance and experts. `wasm/kernel.js` starts it and
+ * sends it requests, which it answers in order with one reply each.
  */
 
 import { KernelMemoryError } from "../../errors.js";
@@ -12,10 +10,10 @@ import { Kx1Instance } from "./instance.js";
 /** @import { LoadedExpert } from "./instance.js" */
 
 /**
- * @typedef {{kind: "start", module: WebAssembly.Module}} StartRequest first of all
+ * @typedef {{kind: "start", module: WebAssembly.Module}} StartRequest the first request
  * @typedef {{kind: "load", key: string, weights: ExpertWeights, exponents: number[]}} LoadRequest
  * @typedef {{kind: "unload", key: string}} UnloadRequest
- * @typedef {{key: string, nRows: number}} ExpertShare so many of the rows, one after another
+ * @typedef {{key: string, nRows: number}} ExpertShare this many of the rows, consecutive
  * @typedef {{kind: "compute", dModel: number, rows: Uint8Array, shares: ExpertShare[]}} ComputeRequest
  * @typedef {{kind: "pack", rows: Uint32Array, cols: number}} PackRequest
  * @typedef {StartRequest | LoadRequest | UnloadRequest | ComputeRequest | PackRequest} Request
@@ -26,14 +24,14 @@ import { Kx1Instance } from "./instance.js";
  * @typedef {DoneReply | MemoryReply | FailedReply} Reply
  */
 
-/** What a thread and its pool talk through: a Worker, its global scope, or a MessagePort. */
+/** The port between a thread and its kernel: a Worker, its global scope, or a MessagePort. */
 /**
  * @typedef {object} Port
  * @property {(message: any, transfer: Transferable[]) => void} postMessage
  * @property {((event: any) => void) | null} onmessage
  */
 
-export class WasmThread {
+class WasmThread {
     constructor() {
         /** @type {Map<string, LoadedExpert>} */
         this.experts = new Map();
@@ -95,7 +93,7 @@ export class WasmThread {
 }
 
 /**
- * Answer what comes in through a port, for as long as it is open.
+ * Answer requests from a port for as long as it is open.
  *
  * @param {Port} port
  */
@@ -126,7 +124,7 @@ if (typeof WorkerGlobalScope !== "undefined" && globalThis instanceof WorkerGlob
     serve(/** @type {Port} */ (/** @type {unknown} */ (globalThis)));
 }
 
-/** Whether this module is what the worker was started with, rather than one that something else imported. */
+/** Return whether this module is the worker's entry, not one imported by another module. */
 function isOwnWorker() {
     return globalThis.location.pathname === new URL(import.meta.url).pathname;
 }

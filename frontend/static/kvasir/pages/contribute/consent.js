@@ -1,6 +1,6 @@
 /**
- * Before the first byte: what contributing means, how much memory, under which conditions, and the button.
- * `contribute/page.js` shows it while nothing runs. It starts nothing by itself.
+ * The consent card: what contributing means, how much memory, under which conditions, and the button. `page.js` shows
+ * it while nothing runs.
  */
 
 import { formatBytes } from "../../ui/format.js";
@@ -13,31 +13,31 @@ import { boundText } from "./texts.js";
 
 const STEP = 16 * 1024 * 1024;
 
-/** What is agreed to. Every number in it is true of this device. @param {{budgetBytes: number}} props */
+/** The terms, with this device's numbers. @param {{budgetBytes: number}} props */
 function Terms({ budgetBytes }) {
     const size = formatBytes(budgetBytes);
     return html`<dl class="terms">
         <dt>${gettext("What is downloaded")}</dt>
         <dd>${interpolate(
             gettext(
-                "Up to %s of the model's weights, once, from this site. They stay in this browser's storage, so a reload fetches nothing twice.",
+                "Up to %s of the model's weights, once, from this site. They stay in this browser's storage, so a reload does not download them again.",
             ),
             [size],
         )}</dd>
         <dt>${gettext("What it costs you")}</dt>
         <dd>${interpolate(
             gettext(
-                "Memory (%s while the tab is open), power, and data: some kilobytes each way for every row that is computed. The graphics processor or processor works whenever somebody asks the model.",
+                "Memory (%s while the tab is open), power, and data: a few kilobytes each way for every computed row. The graphics processor or the processor works whenever someone uses the model.",
             ),
             [size],
         )}</dd>
         <dt>${gettext("What others can see")}</dt>
         <dd>${gettext(
-            "Activations of other people's requests pass through this tab: numbers, not text, but a determined reader could learn something from them. The site sees your address; everybody sees on the dashboard that a browser serves these experts. The page reads nothing of yours.",
+            "Activations of other people's requests pass through this tab: numbers, not text, but a determined reader could learn something from them. The site sees your address. Everyone can see on the dashboard that a browser serves these experts. The page reads none of your data.",
         )}</dd>
         <dt>${gettext("How to stop")}</dt>
         <dd>${gettext(
-            "Pause answers at once; Leave ends it and can delete the weights; closing the tab ends it too. Credits count work that was verified. They are a unit of account, not money.",
+            "Pause takes effect at once. Leave stops contributing and can delete the weights. Closing the tab stops it too. Credits count verified work. They are a unit of account, not money.",
         )}</dd>
     </dl>`;
 }
@@ -65,7 +65,10 @@ function Condition({ name, isOn, text, onChange }) {
         onChange=${(/** @type {Event} */ event) => onChange(/** @type {HTMLInputElement} */ (event.target).checked)} /> ${text}</label>`;
 }
 
-/** What only some browsers can tell. @param {{choice: Choice, onChoice: (part: Partial<Choice>) => void}} props */
+/**
+ * Conditions; each is shown only in browsers that can detect it.
+ * @param {{choice: Choice, onChoice: (part: Partial<Choice>) => void}} props
+ */
 function Conditions({ choice, onChoice }) {
     return html`<fieldset class="conditions">
         <legend>${gettext("Only when it suits you")}</legend>
@@ -81,13 +84,13 @@ function Conditions({ choice, onChoice }) {
         }
         ${
             "wakeLock" in navigator &&
-            html`<${Condition} name="awake" isOn=${choice.keepAwake} text=${gettext("Keep the screen on meanwhile")}
+            html`<${Condition} name="awake" isOn=${choice.keepAwake} text=${gettext("Keep the screen on while contributing")}
             onChange=${(/** @type {boolean} */ keepAwake) => onChoice({ keepAwake })} />`
         }
     </fieldset>`;
 }
 
-/** Shown where the site asks for an invite. @param {{invite: string, onInvite: (text: string) => void}} props */
+/** Shown if the site asks for an invite. @param {{invite: string, onInvite: (text: string) => void}} props */
 function Invite({ invite, onInvite }) {
     return html`<label>${gettext("Invite")}
         <input type="text" name="invite" value=${invite} placeholder="kvi-…" autocomplete="off" spellcheck=${false} required
@@ -95,18 +98,18 @@ function Invite({ invite, onInvite }) {
     </label>`;
 }
 
-/** Shown to everybody on the dashboard, if given. @param {{region: string, onRegion: (text: string) => void}} props */
+/** The region that the dashboard shows, if given. @param {{region: string, onRegion: (text: string) => void}} props */
 function Region({ region, onRegion }) {
-    return html`<label>${gettext("Region, if you like")}
+    return html`<label>${gettext("Region (optional)")}
         <input type="text" name="region" value=${region} maxlength="40" autocomplete="off" placeholder=${gettext("such as Java or Europe")}
             aria-describedby="region-note"
             onInput=${(/** @type {Event} */ event) => onRegion(/** @type {HTMLInputElement} */ (event.target).value)} />
-        <small id="region-note">${gettext("The dashboard shows it beside this worker. Nobody looks it up.")}</small>
+        <small id="region-note">${gettext("The dashboard shows it beside this worker. It is never detected automatically.")}</small>
     </label>`;
 }
 
 /**
- * The whole card. `onStart` gets what was chosen; it is only called by the button.
+ * The whole card. Only the button calls `onStart`, with the choice.
  * @param {{state: ContributionState, onStart: (choice: Choice) => void}} props
  */
 export function Consent({ state, onStart }) {
@@ -148,7 +151,7 @@ export function Consent({ state, onStart }) {
 function TooSmall({ advice }) {
     return html`<section class="notice warn" role="status">
         <h2>${gettext("This device is too small")}</h2>
-        <p>${interpolate(gettext("Contributing takes at least %s; this browser can spare %s."), [
+        <p>${interpolate(gettext("Contributing needs at least %s; this browser can offer %s."), [
             formatBytes(advice.leastBytes),
             formatBytes(Math.max(0, advice.mostBytes)),
         ])} ${boundText(advice.boundBy)}</p>

@@ -1,6 +1,5 @@
 /**
- * The small map: layers × experts, and in it what this tab holds. `contribute/page.js` shows it; a table says the same for
- * those who do not see the canvas.
+ * The small map: layers × experts with this tab's holdings, and the same as a table. `page.js` shows it.
  */
 
 import { formatBytes } from "../../ui/format.js";
@@ -12,12 +11,12 @@ import { html, useEffect, useRef } from "../../ui/html.js";
 const COLOURS = { promised: "--heat-1", fetched: "--heat-2", served: "--by-tab" };
 
 /**
- * One pixel an expert; CSS makes it large.
+ * Draw one pixel for each expert; CSS scales it.
  * @param {HTMLCanvasElement} canvas
  * @param {import("../../worker/tab/messages.js").ModelFacts} model
  * @param {HeldRange[]} ranges
  */
-export function drawMap(canvas, model, ranges) {
+function drawMap(canvas, model, ranges) {
     const [width, height] = [model.nExpert, model.nLayer];
     if (canvas.width !== width || canvas.height !== height) [canvas.width, canvas.height] = [width, height];
     const context = canvas.getContext("2d");
@@ -33,7 +32,7 @@ export function drawMap(canvas, model, ranges) {
 
 /** @param {HeldRange["step"]} step */
 function stepText(step) {
-    return { promised: gettext("promised"), fetched: gettext("downloaded"), served: gettext("serving") }[step];
+    return { promised: gettext("assigned"), fetched: gettext("downloaded"), served: gettext("serving") }[step];
 }
 
 /** @param {{ranges: HeldRange[]}} props */
@@ -72,7 +71,7 @@ export function HeldMap({ state }) {
                 ? html`<p class="muted">${model.name}: ${interpolate(gettext("%s layers of %s experts"), [model.nLayer, model.nExpert])}</p>
                 <canvas ref=${canvas} class="held-map" role="img" aria-label=${summary}></canvas>
                 <ul class="legend"><li><span class="swatch by-tab"></span>${gettext("serving")}</li>
-                    <li><span class="swatch heat-2"></span>${gettext("downloaded")}</li><li><span class="swatch heat-1"></span>${gettext("promised")}</li></ul>
+                    <li><span class="swatch heat-2"></span>${gettext("downloaded")}</li><li><span class="swatch heat-1"></span>${gettext("assigned")}</li></ul>
                 <p id="held">${summary}</p>`
                 : html`<p class="muted">${gettext("Nothing yet.")}</p>`
         }

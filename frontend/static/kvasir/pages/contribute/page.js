@@ -1,6 +1,6 @@
 /**
- * /contribute: makes this tab a worker and shows what it does. The page's script; base.html loads it on that page alone.
- * All work is in tab/main.js: what is here only draws its state and hands on what the visitor presses.
+ * /contribute: makes this tab a worker and shows its state. tab/main.js does the work; this script only draws its state
+ * and passes on the visitor's commands.
  */
 
 import { html, render, useEffect, useState } from "../../ui/html.js";
@@ -15,7 +15,7 @@ import { Controls, Device, Figures, Identity, Now, Unsupported } from "./status.
 const RUNNING = new Set(["starting", "working", "paused", "recovering", "leaving"]);
 
 /**
- * Other pages open in tabs of their own while this one works: leaving this page would end it.
+ * Open links to other pages in new tabs while this one works: leaving this page would end it.
  * @param {boolean} isRunning
  */
 function keepThisTab(isRunning) {
@@ -31,7 +31,7 @@ function Contribute({ client }) {
     useEffect(() => client.subscribe(setState), [client]);
     const isRunning = RUNNING.has(state.phase);
     useEffect(() => {
-        const clock = isRunning ? setInterval(() => setState({ ...client.state }), 1000) : 0; // times go on
+        const clock = isRunning ? setInterval(() => setState({ ...client.state }), 1000) : 0; // updates the times
         return () => clearInterval(clock);
     }, [client, isRunning]);
     useEffect(() => keepThisTab(isRunning), [isRunning]);
@@ -39,7 +39,7 @@ function Contribute({ client }) {
     const start = async (/** @type {import("./consent.js").Choice} */ { keepAwake, ...options }) => {
         client.setKeepAwake(keepAwake);
         const keys = await loadKeys();
-        if (keys.signedIn) await keepOwnKey(keys); // signed in on the rewards page: the node is then that account's
+        if (keys.signedIn) await keepOwnKey(keys); // signed in on the rewards page: the node then belongs to that account
         client.start(keys.signedIn ? { ...options, accountKey: keys.signedIn } : options);
     };
     const needsReload = state.problem?.code === "reload_needed";
@@ -51,7 +51,7 @@ function Contribute({ client }) {
             ${needsReload && html`<p><button type="button" id="reload" onClick=${() => location.reload()}>${gettext("Reload the page")}</button></p>`}
             ${mayStart && html`<${Consent} state=${state} onStart=${start} />`}
             ${isRunning && html`<${Figures} state=${state} />`}
-            ${isRunning && html`<p class="muted">${gettext("Keep this tab open: it works in the background too. Other pages open beside it.")}</p>`}
+            ${isRunning && html`<p class="muted">${gettext("Keep this tab open; it also works in the background. Other pages open in new tabs.")}</p>`}
         </div>
         <div>
             ${isRunning && html`<${HeldMap} state=${state} />`}

@@ -1,6 +1,6 @@
 /**
- * What the tab does right now, how to stop it, and what it has earned. `contribute/page.js` shows it once something runs.
- * It draws the worker's state and hands on what the visitor presses.
+ * What the tab is doing, how to stop it, what it has earned, and the device and identity cards. `page.js` shows it. It
+ * draws the worker's state and passes on the visitor's commands.
  */
 
 import { formatBytes, formatCompact, formatCredits, formatNumber, formatShare, formatSpan } from "../../ui/format.js";
@@ -10,7 +10,7 @@ import { headline } from "./texts.js";
 /** @typedef {import("../../worker/tab/messages.js").ContributionState} ContributionState */
 /** @typedef {import("../../worker/tab/client.js").ContributionClient} ContributionClient */
 
-/** Title, sentence and what went wrong. @param {{state: ContributionState}} props */
+/** The current state and problem. @param {{state: ContributionState}} props */
 export function Now({ state }) {
     const { tone, title, text } = headline(state);
     const problem = state.problem;
@@ -24,7 +24,7 @@ export function Now({ state }) {
     </section>`;
 }
 
-/** True bytes. @param {{download: import("../../worker/tab/messages.js").DownloadFacts | null}} props */
+/** The current download. @param {{download: import("../../worker/tab/messages.js").DownloadFacts | null}} props */
 function Download({ download }) {
     if (!download) return null;
     const { layer, start, stop, doneBytes, totalBytes, bytesPerS } = download;
@@ -52,7 +52,7 @@ function Trouble({ problem }) {
     </details>`;
 }
 
-/** Pause, go on, leave. @param {{state: ContributionState, client: ContributionClient}} props */
+/** Pause, resume, leave. @param {{state: ContributionState, client: ContributionClient}} props */
 export function Controls({ state, client }) {
     const [isAsking, setAsking] = useState(false);
     const isPaused = state.phase === "paused";
@@ -61,7 +61,7 @@ export function Controls({ state, client }) {
     return html`<div class="row controls">
         ${
             isPaused && state.pauseReason === "visitor"
-                ? html`<button type="button" id="resume" onClick=${() => client.resume()}>${gettext("Go on")}</button>`
+                ? html`<button type="button" id="resume" onClick=${() => client.resume()}>${gettext("Resume")}</button>`
                 : html`<button type="button" id="pause" class="secondary" disabled=${state.phase !== "working"}
                 onClick=${() => client.pause()}>${gettext("Pause")}</button>`
         }
@@ -85,12 +85,12 @@ function LeaveQuestion({ client, onDone }) {
     </div>`;
 }
 
-/** One number with its name. @param {{name: string, value: string, note?: string, id?: string}} props */
+/** A number with its name. @param {{name: string, value: string, note?: string, id?: string}} props */
 function Figure({ name, value, note, id }) {
     return html`<div><dt>${name}</dt><dd id=${id}>${value}${note && html` <small>${note}</small>`}</dd></div>`;
 }
 
-/** What was served and what it earned. @param {{state: ContributionState}} props */
+/** Served work and its rewards. @param {{state: ContributionState}} props */
 export function Figures({ state }) {
     const { served, rewards, startedAtMs } = state;
     const rate = rewards?.rateMicrocredits ?? 0;
@@ -105,7 +105,7 @@ export function Figures({ state }) {
             <${Figure} name=${gettext("Rate")} value=${rate ? formatNumber(rate) : "–"} note=${gettext("microcredits a row")} />
             <${Figure} name=${gettext("Time")} value=${startedAtMs ? formatSpan((Date.now() - startedAtMs) / 1000) : "–"} />
         </dl>
-        <p class="muted">${gettext("A row is one token through one expert. It is paid once a check has vouched for it.")}
+        <p class="muted">${gettext("A row is one token through one expert. It is paid after a check has verified it.")}
             ${" "}<a href="/rewards" target="_blank" rel="noopener">${gettext("All rewards")}</a></p>
     </section>`;
 }
@@ -145,7 +145,7 @@ export function Identity({ state, client }) {
         ${
             hasRecoveryKey &&
             html`<p class="muted">${gettext(
-                "Whoever has the recovery key has the account. Write it down: this browser is the only place that knows it.",
+                "The recovery key gives full access to the account. Write it down: it is stored only in this browser.",
             )}</p>`
         }
         ${
@@ -159,11 +159,11 @@ export function Identity({ state, client }) {
     </section>`;
 }
 
-/** For browsers that cannot: which can, and the way without a browser. */
+/** For unsupported browsers: the supported ones, and the native worker. */
 export function Unsupported() {
     const command = `kvasir-worker join ${location.origin} --budget 2GiB`;
     return html`<section class="card">
-        <h2>${gettext("Browsers that can")}</h2>
+        <h2>${gettext("Supported browsers")}</h2>
         <p>${gettext("WebGPU: Chrome or Edge from 113, Safari from 26, Firefox from 141 on Windows. WebAssembly SIMD: Chrome or Edge from 91, Firefox from 89, Safari from 16.4.")}</p>
         <h2>${gettext("Without a browser")}</h2>
         <p>${gettext("The native worker does the same from a terminal:")}</p>

@@ -1,6 +1,6 @@
 /**
- * Sentences of the contributing tab: what a phase, an activity or a problem means to a visitor, and what can be done.
- * The page's pieces call it; the codes are those of worker/messages.js.
+ * Texts of the contributing tab: the meaning of each phase, activity and problem, and what the visitor can do. The
+ * codes are those of worker/tab/messages.js.
  */
 
 import { formatBytes } from "../../ui/format.js";
@@ -11,43 +11,44 @@ import { formatBytes } from "../../ui/format.js";
 /** @type {Record<string, () => string>} */
 const ACTIVITIES = {
     none: () => gettext("Getting ready"),
-    registering: () => gettext("Introducing itself to the site"),
-    asking: () => gettext("Asking what is needed most"),
+    registering: () => gettext("Registering with the site"),
+    asking: () => gettext("Asking the site for work"),
     downloading: () => gettext("Downloading experts"),
-    verifying: () => gettext("Checking what came, byte for byte"),
+    verifying: () => gettext("Verifying the download"),
     loading: () => gettext("Loading experts into memory"),
     dialling: () => gettext("Connecting to the relay"),
-    serving: () => gettext("Serving: this tab computes whenever somebody asks the model"),
-    waiting: () => gettext("Waiting: nothing is needed at the moment"),
+    serving: () => gettext("Serving: this tab computes whenever someone uses the model"),
+    waiting: () => gettext("Waiting: there is no work at the moment"),
 };
 
 /** @type {Record<string, () => string>} */
 const PAUSES = {
-    "": () => gettext("Nothing new is taken; what is loaded stays."),
-    visitor: () => gettext("Nothing new is taken; what is loaded stays."),
-    battery: () => gettext("The device runs on battery. It goes on by itself once it has power."),
-    metered: () => gettext("The connection is metered. It goes on by itself on another one."),
+    "": () => gettext("This tab takes no new work. The experts stay loaded."),
+    visitor: () => gettext("This tab takes no new work. The experts stay loaded."),
+    battery: () => gettext("The device runs on battery. Work resumes when it is plugged in."),
+    metered: () => gettext("The connection is metered. Work resumes on an unmetered connection."),
 };
 
 /** @type {Record<string, () => string>} */
 const PROBLEMS = {
     site_away: () => gettext("The site does not answer."),
     relay_away: () => gettext("The relay does not answer."),
-    nothing_wanted: () => gettext("Every expert has enough replicas just now. This tab waits and asks again."),
-    no_room: () => gettext("Nothing that is needed fits into the budget. A larger budget may help."),
-    download_failed: () => gettext("A download did not arrive as it should."),
+    nothing_wanted: () => gettext("Every expert has enough replicas now. This tab waits and asks again."),
+    no_room: () => gettext("None of the needed experts fits into the budget. A larger budget may help."),
+    download_failed: () => gettext("A download failed."),
     quarantined: () => gettext("The site no longer trusts this node: it gave a wrong answer. Ask the operator."),
     token_refused: () => gettext("The site no longer knows this node."),
     invite_needed: () => gettext("This site takes new nodes by invitation only."),
     registration_closed: () => gettext("This site takes no new nodes."),
-    refused: () => gettext("The site refused what this tab asked."),
-    storage_unavailable: () => gettext("This browser gives the page no storage. A private window may be the reason."),
+    refused: () => gettext("The site refused a request of this tab."),
+    storage_unavailable: () =>
+        gettext("This page cannot store data in this browser. A private window may be the reason."),
     memory: () => gettext("The device ran out of memory. Choose a smaller budget."),
-    gpu_lost: () => gettext("What this tab computes with went away, or failed a check. It is being started again."),
-    reload_needed: () => gettext("The graphics processor does not come back. Reload the page."),
-    kernel: () => gettext("This device computes differently from the specification, so it may not serve."),
+    gpu_lost: () => gettext("The kernel of this tab stopped or failed a check. It is being restarted."),
+    reload_needed: () => gettext("The graphics processor could not be restarted. Reload the page."),
+    kernel: () => gettext("This device does not compute exactly as specified, so it cannot contribute."),
     unsupported: () => gettext("This browser has neither WebGPU nor WebAssembly SIMD."),
-    model_changed: () => gettext("The site serves another model now. This tab starts anew with it."),
+    model_changed: () => gettext("The site serves another model now. This tab starts again with it."),
     defect: () => gettext("Something went wrong in this page."),
 };
 
@@ -60,7 +61,7 @@ export function problemText(code) {
 }
 
 /**
- * What the tab is doing right now, in a title and a sentence.
+ * Return a title and a sentence for the tab's state.
  * @param {ContributionState} state
  * @returns {Headline}
  */
@@ -75,12 +76,12 @@ export function headline(state) {
         case "recovering":
             return { tone: "warn", title: gettext("Recovering"), text: problemText(state.problem?.code ?? "gpu_lost") };
         case "leaving":
-            return { tone: "warn", title: gettext("Leaving"), text: gettext("Answering what is under way") };
+            return { tone: "warn", title: gettext("Leaving"), text: gettext("Finishing requests in progress") };
         case "elsewhere":
             return {
                 tone: "warn",
                 title: gettext("Another tab of this browser contributes already"),
-                text: gettext("One is enough. Close it to go on here."),
+                text: gettext("One tab is enough. Close the other one to continue here."),
             };
         case "unsupported":
             return { tone: "bad", title: gettext("This browser cannot contribute"), text: problemText("unsupported") };
@@ -97,7 +98,7 @@ export function headline(state) {
  */
 function working(state) {
     const isServing = state.activity === "serving";
-    const title = isServing ? gettext("Contributing") : gettext("On the way");
+    const title = isServing ? gettext("Contributing") : gettext("Preparing");
     let text = ACTIVITIES[state.activity]();
     if (state.activity === "downloading" && state.download) {
         const { doneBytes, totalBytes } = state.download;
@@ -107,15 +108,15 @@ function working(state) {
 }
 
 /**
- * What limits the budget.
+ * Return the text for the limit of the budget.
  * @param {"memory" | "gpu" | "disk" | "mobile"} boundBy
  */
 export function boundText(boundBy) {
     const texts = {
-        memory: gettext("The most is what this device's memory allows."),
-        gpu: gettext("The most is what the graphics processor's memory allows."),
-        disk: gettext("The most is what the browser lets this site store."),
-        mobile: gettext("The most is what is safe on a phone or tablet."),
+        memory: gettext("This device's memory sets the maximum."),
+        gpu: gettext("The graphics processor's memory sets the maximum."),
+        disk: gettext("The browser's storage for this site sets the maximum."),
+        mobile: gettext("The maximum is what is safe on a phone or tablet."),
     };
     return texts[boundBy];
 }

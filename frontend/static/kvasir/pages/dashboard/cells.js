@@ -1,5 +1,4 @@
-// Cells and layers of a snapshot in words and numbers, and where keys lead on the map. Pure; the coverage card and its
-// table use it.
+// Cells and layers of a snapshot as text and numbers, and movement by keys on the map. Pure functions.
 
 import { formatBytes, formatRate } from "./format.js";
 
@@ -14,13 +13,13 @@ import { formatBytes, formatRate } from "./format.js";
  * @property {number} most
  * @property {number} nLacking
  * @property {number} rowsPerS
- * @property {string} uncovered  runs of experts that nobody holds
+ * @property {string} uncovered runs of experts without a replica
  */
 
 const MOST_RUNS = 6;
 
 /**
- * Where a key leads from a cell; undefined for keys that lead nowhere, null away from the map.
+ * Return the cell that a key moves to; undefined for other keys, null to leave the map.
  * @param {string} key
  * @param {Cell | null} cell
  * @param {number} nLayer
@@ -46,7 +45,7 @@ export function cellAfter(key, cell, nLayer, nExpert) {
 }
 
 /**
- * A cell in words.
+ * Describe a cell.
  * @param {Snapshot} snapshot
  * @param {Cell} cell
  * @returns {string}
@@ -61,13 +60,13 @@ export function cellWords({ model, coverage, traffic }, { layer, expert }) {
             coverage.targets[i],
         ]),
     ];
-    if (coverage.pending[i]) parts.push(interpolate(gettext("%s on the way"), [coverage.pending[i]]));
+    if (coverage.pending[i]) parts.push(interpolate(gettext("%s pending"), [coverage.pending[i]]));
     parts.push(interpolate(gettext("%s rows/s"), [formatRate(traffic[i])]), formatBytes(model.expert_bytes[layer]));
     return parts.join(" · ");
 }
 
 /**
- * One layer in numbers.
+ * Return the figures of a layer.
  * @param {Snapshot} snapshot
  * @param {number} layer
  * @returns {LayerFacts}
@@ -93,7 +92,7 @@ export function layerFacts({ model, coverage, traffic }, layer) {
 }
 
 /**
- * Runs of what is true as text, the first MOST_RUNS of them: `0–3, 7`.
+ * Return the runs of true flags as text, at most MOST_RUNS of them: `0–3, 7`.
  * @param {readonly boolean[]} flags
  * @returns {string}
  */

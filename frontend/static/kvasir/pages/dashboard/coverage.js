@@ -1,3 +1,8 @@
+/**
+ * The coverage card: the heatmap with its two views, the cell under the pointer or cursor, the legend, and the same as a
+ * table. `page.js` passes it snapshots.
+ */
+
 import { html, useEffect, useRef, useState } from "../../ui/html.js";
 import { cellAfter, cellWords, layerFacts } from "./cells.js";
 import { formatCount, formatRate, formatShare } from "./format.js";
@@ -6,9 +11,6 @@ import { replicaPixels, themePalette, trafficPixels, trafficTop } from "./scale.
 
 /** @typedef {import("./types.js").Snapshot} Snapshot */
 /** @typedef {import("./types.js").Cell} Cell */
-
-// The coverage card: the heatmap with its two views, what is under pointer or cursor, the legend and the table view.
-// `dashboard` gives it snapshots. It asks nothing of the server.
 
 /** @typedef {"replicas" | "traffic"} HeatView */
 
@@ -59,7 +61,7 @@ function HeatmapView({ snapshot, view, cell, onCell }) {
 }
 
 /**
- * Keeps one heatmap on the canvas and follows snapshot, view, cell, theme and size.
+ * Keep one heatmap on the canvas, updated with snapshot, view, cell, theme and size.
  * @param {Snapshot} snapshot
  * @param {HeatView} view
  * @param {Cell | null} cell
@@ -110,7 +112,7 @@ function paint(map, { model, coverage, traffic }, view) {
 }
 
 /**
- * Pointer and keys move the cell. Returns what takes the listeners away.
+ * Move the cell by pointer and keys. Return a function that removes the listeners.
  * @param {HTMLCanvasElement} canvas
  * @param {Heatmap} map
  * @param {() => Cell | null} cellNow
@@ -144,7 +146,7 @@ function listen(canvas, map, cellNow, onCell) {
 
 function ReplicaLegend() {
     const texts = [
-        gettext("nobody holds it"),
+        gettext("no replica"),
         gettext("below its target"),
         gettext("at its target"),
         gettext("above"),
@@ -168,10 +170,8 @@ function heightClass(nLayer) {
     return nLayer <= 64 ? "some" : "many";
 }
 
-// Coverage as a table, one row a layer, for screen readers and for whoever wants numbers. Made only while it is open.
-
-/** @param {{snapshot: Snapshot}} props */
-export function CoverageTable({ snapshot }) {
+/** Coverage as a table, one row for each layer; built only while it is open. @param {{snapshot: Snapshot}} props */
+function CoverageTable({ snapshot }) {
     const [isOpen, setIsOpen] = useState(false);
     return html`<details open=${isOpen} onToggle=${(/** @type {Event} */ event) => setIsOpen(/** @type {HTMLDetailsElement} */ (event.currentTarget).open)}>
     <summary>${gettext("Show as a table")}</summary>
@@ -191,7 +191,7 @@ function Layers({ snapshot }) {
         <th scope="col" class="number">${gettext("Replicas")}</th>
         <th scope="col" class="number">${gettext("Lacking")}</th>
         <th scope="col" class="number">${gettext("Rows/s")}</th>
-        <th scope="col">${gettext("Nobody holds")}</th>
+        <th scope="col">${gettext("No replica")}</th>
       </tr></thead>
       <tbody>${layers.map((layer) => html`<${LayerRow} facts=${layerFacts(snapshot, layer)} nExpert=${nExpert} />`)}</tbody>
     </table>

@@ -1,11 +1,9 @@
-// Numbers, sizes and times in the visitor's language. Used by all parts of the dashboard and the operator's page; it
-// draws nothing.
+// Numbers, sizes and times in the visitor's language, for all parts of the dashboard.
 
 const LANGUAGE = document.documentElement.lang || "en";
 const whole = new Intl.NumberFormat(LANGUAGE, { maximumFractionDigits: 0 });
 const short = new Intl.NumberFormat(LANGUAGE, { maximumSignificantDigits: 3 });
 const compact = new Intl.NumberFormat(LANGUAGE, { notation: "compact", maximumSignificantDigits: 3 });
-const moment = new Intl.DateTimeFormat(LANGUAGE, { dateStyle: "medium", timeStyle: "short" });
 
 const SIZES = ["B", "KiB", "MiB", "GiB", "TiB"];
 
@@ -60,7 +58,7 @@ export function formatBytes(bytes) {
 }
 
 /**
- * How long something has lasted, in its two largest units.
+ * Format a duration by its two largest units.
  * @param {number} seconds
  * @returns {string}
  */
@@ -76,14 +74,6 @@ export function formatDuration(seconds) {
 }
 
 /**
- * @param {number | string} when  Unix time in ms, or an ISO date
- * @returns {string}
- */
-export function formatMoment(when) {
-    return moment.format(new Date(when));
-}
-
-/**
  * @param {number} part
  * @param {number} all
  * @returns {string} such as 97 %
@@ -91,7 +81,7 @@ export function formatMoment(when) {
 export function formatShare(part, all) {
     if (all <= 0) return NOTHING;
     const share = (100 * part) / all;
-    // 100 % is said only of all, 0 % only of nothing
+    // 100 % is shown only for all, 0 % only for none
     const shown = part < all ? Math.min(99.9, share) : share;
     return `${short.format(part > 0 ? Math.max(0.1, shown) : 0)} %`;
 }

@@ -1,12 +1,12 @@
-// Draws layers x experts on a canvas: one pixel a cell into a small picture, which is scaled up without smoothing. A
-// redraw of 48 x 256 takes far less than a frame. It knows pixels and cells, and nothing of what they mean.
+// Draws layers x experts on a canvas: one pixel for each cell in a small picture, scaled up without smoothing. A redraw
+// of 48 x 256 takes far less than a frame.
 
 /** @typedef {import("./types.js").Cell} Cell */
 
-const LINES_FROM_PX = 10; // cells that are smaller have no lines between them
+const LINES_FROM_PX = 10; // smaller cells have no lines between them
 
 export class Heatmap {
-    /** @param {HTMLCanvasElement} canvas  whose size its style gives */
+    /** @param {HTMLCanvasElement} canvas  sized by its style */
     constructor(canvas) {
         this.canvas = canvas;
         this.nLayer = 0;
@@ -19,10 +19,10 @@ export class Heatmap {
     }
 
     /**
-     * Show other colours.
+     * Show new colours.
      * @param {number} nLayer
      * @param {number} nExpert
-     * @param {Uint32Array<ArrayBuffer>} pixels  [nLayer * nExpert], as ImageData has them
+     * @param {Uint32Array<ArrayBuffer>} pixels [nLayer * nExpert], in the order of ImageData
      */
     show(nLayer, nExpert, pixels) {
         if (nLayer < 1 || nExpert < 1 || pixels.length !== nLayer * nExpert) {
@@ -53,7 +53,7 @@ export class Heatmap {
     }
 
     /**
-     * The cell under a point of the screen; null beside the map.
+     * Return the cell at a point of the screen; null outside the map.
      * @param {number} clientX
      * @param {number} clientY
      * @returns {Cell | null}
@@ -66,7 +66,7 @@ export class Heatmap {
         return isInside ? { layer, expert } : null;
     }
 
-    /** Draw everything anew, at the size that the canvas has now. */
+    /** Redraw at the canvas' current size. */
     draw() {
         const context = this.canvas.getContext("2d");
         if (!context || this.nLayer === 0) return;

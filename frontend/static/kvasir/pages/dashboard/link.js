@@ -1,21 +1,21 @@
-// The dashboard's line to /live: reconnects by itself, drops a line that has gone silent, and says how old the data is.
-// A hidden page hangs up and comes back when it is seen. It draws nothing.
+// The dashboard's connection to /live: it reconnects, closes a connection that has gone silent, and reports the age of the
+// data. A hidden page disconnects and reconnects when it is visible again.
 
 /** @typedef {import("./types.js").Snapshot} Snapshot */
 /** @typedef {import("./types.js").EmptySnapshot} EmptySnapshot */
 
 /** @typedef {"connecting" | "live" | "old" | "full"} LinkPhase */
-/** @typedef {{phase: LinkPhase, ageS: number | null}} LinkState  `ageS`: since the last snapshot came. */
+/** @typedef {{phase: LinkPhase, ageS: number | null}} LinkState  `ageS`: since the last snapshot. */
 
 export const OLD_S = 5;
-const SILENT_S = 12; // then the line is taken for dead, whatever the browser thinks of it
+const SILENT_S = 12; // after this the connection counts as lost, even if the browser has not noticed
 const FIRST_WAIT_MS = 500;
 const LONGEST_WAIT_MS = 30_000;
 const LOOK_EVERY_MS = 1000;
 const TRY_AGAIN_LATER = 1013;
 
 /**
- * The address of the feed beside a page.
+ * Return the feed's address for a page.
  * @param {Location | URL} page
  * @returns {string}
  */
@@ -24,7 +24,7 @@ export function liveUrl(page) {
 }
 
 /**
- * Milliseconds before attempt number `n` (from 0) after a failure; `jitter` from 0 to 1 spreads many pages.
+ * Return the milliseconds before attempt number `n` (from 0) after a failure; `jitter` from 0 to 1 spreads many pages.
  * @param {number} n
  * @param {number} jitter
  * @returns {number}
@@ -72,7 +72,7 @@ export class LiveLink {
         this.#connect();
     }
 
-    /** End for good. */
+    /** Close for good. */
     stop() {
         document.removeEventListener("visibilitychange", this.seen);
         clearInterval(this.look);

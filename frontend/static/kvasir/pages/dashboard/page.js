@@ -1,3 +1,8 @@
+/**
+ * /dashboard: the swarm, live. Listens to /live and draws every snapshot, and shows when there is none or only an old
+ * one. dashboard.html loads it.
+ */
+
 import { html, render, useEffect, useState } from "../../ui/html.js";
 import { CoverageCard } from "./coverage.js";
 import { formatCount, formatDuration, formatRate, formatSeconds, formatShare, NOTHING } from "./format.js";
@@ -9,9 +14,6 @@ import { WorkersCard } from "./workers.js";
 /** @typedef {import("./types.js").EmptySnapshot} EmptySnapshot */
 /** @typedef {import("./link.js").LinkState} LinkState */
 /** @typedef {import("./types.js").Percentiles} Percentiles */
-
-// /dashboard: the swarm, live. Listens to /live and draws every snapshot; says when there is none, or only an old one.
-// dashboard.html loads it.
 
 /** @type {LinkState} */
 const BEGINNING = { phase: "connecting", ageS: null };
@@ -49,7 +51,7 @@ function Swarm({ snapshot, isOld }) {
 /** @param {{model: import("./types.js").Model}} props */
 function Lead({ model }) {
     const facts = { name: model.name, layers: model.moe_layers.length, experts: model.n_expert };
-    const words = gettext("%(name)s: %(layers)s layers of %(experts)s experts, held by whoever contributes.");
+    const words = gettext("%(name)s: %(layers)s layers of %(experts)s experts, held by the workers that contribute.");
     return html`<p class="lead">${interpolate(words, facts, true)}</p>`;
 }
 
@@ -67,7 +69,7 @@ function linkWords({ phase, ageS }) {
         case "connecting":
             return gettext("Connecting…");
         case "full":
-            return gettext("Too many watch: trying again");
+            return gettext("Too many viewers: trying again");
         default:
             return interpolate(gettext("Data is %s old: reconnecting"), [formatDuration(ageS ?? 0)]);
     }
@@ -76,7 +78,7 @@ function linkWords({ phase, ageS }) {
 /** @param {LinkState} link */
 function waitingWords(link) {
     return link.phase === "full"
-        ? gettext("As many watch this site as may. Your turn comes by itself.")
+        ? gettext("This dashboard has reached its limit of viewers. It connects as soon as there is room.")
         : gettext("Waiting for the first snapshot");
 }
 
@@ -91,10 +93,8 @@ if (place) {
     render(html`<${Dashboard} />`, place);
 }
 
-// The dashboard's first figures, and how long requests take. `dashboard` gives it snapshots.
-
-/** @param {{snapshot: Snapshot}} props */
-export function Summary({ snapshot }) {
+/** The dashboard's first figures, and the latencies of requests. @param {{snapshot: Snapshot}} props */
+function Summary({ snapshot }) {
     const { coverage, service, throughput } = snapshot;
     const done = service.row_experts;
     const all = done.workers + done.hot + done.fallback;
@@ -119,7 +119,7 @@ function Figure({ name, value, note }) {
 }
 
 /** @param {{snapshot: Snapshot}} props */
-export function ServiceCard({ snapshot }) {
+function ServiceCard({ snapshot }) {
     const { latency, service } = snapshot;
     return html`<section class="card" aria-labelledby="service-title">
     <h2 id="service-title">${gettext("Queue and latency")}</h2>
@@ -127,7 +127,7 @@ export function ServiceCard({ snapshot }) {
     <table class="latency">
       <thead><tr>
         <th scope="col">${gettext("From the request to")}</th>
-        <th scope="col" class="number">${gettext("Half within")}</th>
+        <th scope="col" class="number">${gettext("50 % within")}</th>
         <th scope="col" class="number">${gettext("95 % within")}</th>
       </tr></thead>
       <tbody>
@@ -142,7 +142,7 @@ export function ServiceCard({ snapshot }) {
 
 /** @param {import("./types.js").Service} service */
 function serviceWords(service) {
-    if (service.n_backbones === 0) return gettext("No backbone runs: nothing can be generated.");
+    if (service.n_backbones === 0) return gettext("No backbone is running, so no text can be generated.");
     const backbones = interpolate(ngettext("%s backbone", "%s backbones", service.n_backbones), [service.n_backbones]);
     const queued = service.queued === null ? NOTHING : formatCount(service.queued);
     return `${backbones} · ${interpolate(gettext("%s of %s slots in use"), [service.running, service.slots])} · ${interpolate(gettext("%s in the queue"), [queued])}`;

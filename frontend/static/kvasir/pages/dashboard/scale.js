@@ -1,20 +1,20 @@
-// From numbers to the heatmap's colours: replicas against their target in five steps, traffic on a continuous scale.
-// Pure but for reading the theme's tokens; `dashboard_heatmap` draws what comes out.
+// The heatmap's colours: replicas against their target in five steps, traffic on a continuous scale. Pure functions,
+// except for reading the theme's tokens.
 
-export const STEPS = /** @type {const} */ (["none", "below", "target", "above", "plenty"]);
+const STEPS = /** @type {const} */ (["none", "below", "target", "above", "plenty"]);
 
 /** @typedef {typeof STEPS[number]} Step */
 /** @typedef {[number, number, number]} Rgb */
 /** @typedef {{steps: Rgb[], absent: Rgb}} Palette  `absent`: layers without experts. */
 
-const TRAFFIC_STOPS = [0, 2, 3, 4]; // steps of the palette that the traffic's scale goes through: lightness only grows
+const TRAFFIC_STOPS = [0, 2, 3, 4]; // steps of the palette for traffic, in order of lightness
 const TRAFFIC_LEVELS = 64;
-const TRAFFIC_ORDERS = 2; // of magnitude, from the palest to the fullest
-const TOP_SHARE = 0.99; // of the experts are not above the scale
-const LEAST_TOP = 1; // rows/s: below, even the busiest expert is nearly idle, and looks so
+const TRAFFIC_ORDERS = 2; // of magnitude, from the palest to the strongest colour
+const TOP_SHARE = 0.99; // of the experts are within the scale
+const LEAST_TOP = 1; // rows/s: below it even the busiest expert is shown as nearly idle
 
 /**
- * Which step a cell is on; null when nothing is wanted there.
+ * Return a cell's step; null if it has no target.
  * @param {number} replicas
  * @param {number} target
  * @returns {number | null}
@@ -28,7 +28,7 @@ export function stepOf(replicas, target) {
 }
 
 /**
- * Where a rate is between nothing and the scale's top, 0 to 1; logarithmic, so that quiet experts can be told apart.
+ * Return a rate's place on the scale, 0 to 1; logarithmic, so that quiet experts can be distinguished.
  * @param {number} rate
  * @param {number} top
  * @returns {number}
@@ -53,9 +53,9 @@ export function trafficColour(palette, level) {
 }
 
 /**
- * Colours of all cells by replicas against targets, as ImageData's pixels.
- * @param {readonly number[]} replicas  flat
- * @param {readonly number[]} targets  flat
+ * Return the colours of all cells by replicas against targets, as ImageData's pixels.
+ * @param {readonly number[]} replicas flat
+ * @param {readonly number[]} targets flat
  * @param {Palette} palette
  * @returns {Uint32Array<ArrayBuffer>}
  */
@@ -71,9 +71,9 @@ export function replicaPixels(replicas, targets, palette) {
 }
 
 /**
- * Colours of all cells by traffic.
- * @param {readonly number[]} traffic  rows/s, flat
- * @param {readonly number[]} targets  flat; 0 where there are no experts
+ * Return the colours of all cells by traffic.
+ * @param {readonly number[]} traffic rows/s, flat
+ * @param {readonly number[]} targets flat; 0 where there are no experts
  * @param {Palette} palette
  * @returns {Uint32Array<ArrayBuffer>}
  */
@@ -91,9 +91,9 @@ export function trafficPixels(traffic, targets, palette) {
 }
 
 /**
- * The rate at the upper end of the traffic's scale: few experts are above it, so that one outlier does not make all
- * others look idle.
- * @param {readonly number[]} traffic  rows/s
+ * Return the upper end of the traffic scale. A few experts are above it, so that one outlier does not make all others
+ * look idle.
+ * @param {readonly number[]} traffic rows/s
  * @returns {number}
  */
 export function trafficTop(traffic) {
@@ -103,7 +103,7 @@ export function trafficTop(traffic) {
 }
 
 /**
- * The theme's colours now.
+ * Return the theme's current colours.
  * @returns {Palette}
  */
 export function themePalette() {
@@ -124,7 +124,7 @@ export function hexColour(text) {
 }
 
 /**
- * A colour as the four bytes of a pixel, red first in memory.
+ * Return a colour as the four bytes of a pixel, red first in memory.
  * @param {Rgb} colour
  * @returns {number}
  */

@@ -1,5 +1,5 @@
-// The throughput card: row-experts per second by who computed them over the last ten minutes, stacked, as a chart of
-// uPlot's; beside it tokens per second in words. `dashboard` gives it snapshots.
+// The throughput card: row-experts per second by source over the last ten minutes, as a stacked uPlot chart, and tokens
+// per second as text.
 
 import uPlot from "uplot";
 import { html, useEffect, useRef } from "../../ui/html.js";
@@ -36,11 +36,11 @@ export function ThroughputCard({ throughput }) {
 }
 
 /**
- * What the chart shows, for who does not see it.
+ * Describe the chart in words.
  * @param {Throughput} throughput
  * @returns {string}
  */
-export function chartWords(throughput) {
+function chartWords(throughput) {
     const sums = SOURCES.map((name) => mean(throughput[name]));
     const values = { workers: formatRate(sums[0]), hot: formatRate(sums[1]), fallback: formatRate(sums[2]) };
     return interpolate(
@@ -53,7 +53,7 @@ export function chartWords(throughput) {
 }
 
 /**
- * Data as uPlot draws it: times, then what is stacked, the largest sum first, so that later areas lie over it.
+ * Return data for uPlot: times, then the stacked sums, the largest first, so that later areas are drawn over it.
  * @param {Throughput} throughput
  * @returns {[number[], number[], number[], number[]]}
  */
@@ -65,7 +65,7 @@ export function stacked({ step_s: stepS, end_s: endS, workers, hot, fallback }) 
 }
 
 /**
- * Keeps one chart in a box and follows data, theme and size.
+ * Keep one chart in a box, updated with data, theme and size.
  * @param {Throughput} throughput
  */
 function useChart(throughput) {

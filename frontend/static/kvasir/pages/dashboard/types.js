@@ -1,5 +1,4 @@
-// The snapshot that /live tells, as types. docs/operate/dashboard.md describes it, frontend/live/snapshot.py makes it.
-// Nothing here runs.
+// Types of the snapshots from /live. docs/operate/dashboard.md describes them, frontend/live/snapshot.py makes them.
 
 /**
  * @typedef {object} Model
@@ -12,25 +11,25 @@
  */
 
 /**
- * @typedef {object} Coverage  Arrays are flat, [n_layer * n_expert]; targets are 0 in layers without experts.
+ * @typedef {object} Coverage Arrays are flat, [n_layer * n_expert]; targets are 0 in layers without experts.
  * @property {number} version
  * @property {number[]} replicas
- * @property {number[]} pending  promised, and not there yet
+ * @property {number[]} pending leased, and not served yet
  * @property {number[]} targets
- * @property {number} n_wanted  experts that have a target
+ * @property {number} n_wanted experts that have a target
  * @property {number} n_covered
  * @property {number} n_at_target
- * @property {number} n_lacking  replicas that are missing below the targets
+ * @property {number} n_lacking replicas missing to reach the targets
  */
 
 /**
  * @typedef {object} Worker
  * @property {string} id
- * @property {string} kind  what it says that it is: cpu, gpu, browser
+ * @property {string} kind as the worker states: cpu, gpu, browser
  * @property {string} backend
  * @property {string} os
- * @property {string} region  in its owner's words; "" when it does not say
- * @property {[number, number, number][]} ranges  layer, first expert, the one after the last
+ * @property {string} region in its owner's words; "" if not given
+ * @property {[number, number, number][]} ranges layer, first expert, the one after the last
  * @property {number} n_experts
  * @property {number} bytes
  * @property {number | null} round_trip_ms

@@ -1,4 +1,4 @@
-// The workers' card: one row a worker. `dashboard` gives it snapshots; the server has sorted and bounded them.
+// The workers' card: one row for each worker. The server has sorted and limited them.
 
 import { html } from "../../ui/html.js";
 import { formatBytes, formatCount, formatDuration, formatMs, formatRate, NOTHING } from "./format.js";
@@ -19,12 +19,12 @@ export function WorkersCard({ snapshot }) {
 }
 
 function NoWorkers() {
-    return html`<p>${gettext("Nobody contributes right now: the backbone computes every expert itself.")} <a href="/contribute">${gettext("Be the first")}</a></p>`;
+    return html`<p>${gettext("No one is contributing right now: the backbone computes every expert itself.")} <a href="/contribute">${gettext("Be the first")}</a></p>`;
 }
 
 /**
- * The table's columns, and the classes of their cells. Phones show a worker's cells below each other: roles are named
- * because a cell that is no table cell any more loses its own.
+ * The table's columns and the classes of their cells. Phones show a worker's cells below each other. Roles are set
+ * because a cell without table layout loses its own.
  * @returns {[string, string][]}
  */
 function columns() {
@@ -72,7 +72,7 @@ function WorkerRow({ worker, atMs }) {
 }
 
 /** @param {{worker: Worker}} props */
-export function TrustBadge({ worker }) {
+function TrustBadge({ worker }) {
     const verified = interpolate(ngettext("%s row verified", "%s rows verified", worker.verified), [
         formatCount(worker.verified),
     ]);
@@ -83,32 +83,32 @@ export function TrustBadge({ worker }) {
 }
 
 /**
- * What kind of device it says that it is.
+ * Return the device's class as text.
  * @param {string} kind
  * @returns {string}
  */
-export function kindWords(kind) {
+function kindWords(kind) {
     /** @type {Record<string, string>} */
     const known = { cpu: "CPU", gpu: "GPU", browser: gettext("browser tab") };
     return known[kind] ?? (kind || NOTHING);
 }
 
 /**
- * How much it holds.
+ * Return the size of its holdings as text.
  * @param {Worker} worker
  * @returns {string}
  */
-export function holdsWords({ n_experts: nExperts, bytes }) {
+function holdsWords({ n_experts: nExperts, bytes }) {
     if (nExperts === 0) return NOTHING;
     return `${interpolate(ngettext("%s expert", "%s experts", nExperts), [formatCount(nExperts)])}, ${formatBytes(bytes)}`;
 }
 
 /**
- * The first ranges, as layer:first–last.
+ * Return the first ranges as layer:first–last.
  * @param {Worker["ranges"]} ranges
  * @returns {string}
  */
-export function rangesWords(ranges) {
+function rangesWords(ranges) {
     const shown = ranges.slice(0, MOST_RANGES).map(([layer, start, stop]) => `${layer}:${start}–${stop - 1}`);
     return shown.join("  ") + (ranges.length > MOST_RANGES ? " …" : "");
 }

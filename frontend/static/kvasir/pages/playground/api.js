@@ -1,6 +1,6 @@
 /**
- * The playground's side of /v1: keys, models, answers, traces. `playground/session.js` calls it; nothing is drawn here.
- * A visitor's key is fetched when it is needed and kept until it ends; a key of one's own stays in this tab alone.
+ * The playground's client of /v1: keys, models, answers as streams, traces. `session.js` calls it. A visitor's key is
+ * fetched when needed and kept until it expires; the visitor's own key stays in this tab.
  */
 
 /** @typedef {import("./sources.js").TraceReply} TraceReply */
@@ -14,11 +14,11 @@
 
 const GUEST = "kvasir-guest-key";
 const OWN = "kvasir-own-key";
-const LEAST_LEFT_MS = 60_000; // of a visitor's key, so that it does not end under way
+const LEAST_LEFT_MS = 60_000; // of a visitor's key, so that it does not expire during an answer
 const TRACE_TRIES_MS = [300, 700, 1500, 3000]; // before each try
 
 export class PlaygroundApi {
-    /** @returns {string} "" while the visitor has entered none */
+    /** @returns {string} "" if the visitor has entered none */
     get ownKey() {
         return sessionStorage.getItem(OWN) ?? "";
     }
@@ -29,7 +29,7 @@ export class PlaygroundApi {
         else sessionStorage.removeItem(OWN);
     }
 
-    /** Models that are served now. Throws ApiFailure. @returns {Promise<ModelFacts[]>} */
+    /** Return the models that are served now. Throws ApiFailure. @returns {Promise<ModelFacts[]>} */
     async models() {
         const reply = await this.json("/v1/models");
         return reply.data.map((/** @type {any} */ model) => ({
@@ -40,7 +40,7 @@ export class PlaygroundApi {
     }
 
     /**
-     * Ask, and give the answer's parts as they come. Throws ApiFailure, and AbortError after `signal`.
+     * Ask, and yield the answer's parts as they arrive. Throws ApiFailure, and AbortError after `signal`.
      * @param {"/v1/chat/completions" | "/v1/completions"} path
      * @param {object} body
      * @param {AbortSignal} signal
@@ -58,9 +58,9 @@ export class PlaygroundApi {
     }
 
     /**
-     * Where an answer's last tokens were computed; null when nobody knows (any more). Throws ApiFailure.
+     * Return where an answer's last tokens were computed; null if that is not known (any more). Throws ApiFailure.
      * @param {string} requestId
-     * @param {boolean} hasEnded  false: it was cancelled just now, so its record comes a moment later
+     * @param {boolean} hasEnded false: it was just cancelled, so its record appears a moment later
      * @returns {Promise<TraceReply | null>}
      */
     async trace(requestId, hasEnded) {
@@ -82,7 +82,7 @@ export class PlaygroundApi {
     }
 
     /**
-     * With a key; a visitor's that counts no more is replaced once.
+     * Fetch with a key; an expired visitor's key is replaced once.
      * @param {string} path
      * @param {RequestInit} options
      */
@@ -96,7 +96,7 @@ export class PlaygroundApi {
         }
     }
 
-    /** The key to ask with. Throws ApiFailure, `playground_off` where visitors get none. */
+    /** Return the key to use. Throws ApiFailure, with code `playground_off` if visitors get none. */
     async key() {
         if (this.ownKey) return this.ownKey;
         const kept = JSON.parse(localStorage.getItem(GUEST) ?? "null");
@@ -127,7 +127,7 @@ async function fetchWith(key, path, options) {
     throw failureOf(response.status, await response.text(), Number(response.headers.get("Retry-After")) || 0);
 }
 
-/** A body piece by piece: not every browser can iterate one. @param {ReadableStream<Uint8Array>} body */
+/** Yield a body's chunks: not every browser can iterate a stream. @param {ReadableStream<Uint8Array>} body */
 async function* chunksOf(body) {
     const reader = body.getReader();
     try {
@@ -137,21 +137,21 @@ async function* chunksOf(body) {
             yield value;
         }
     } finally {
-        reader.cancel().catch(() => undefined); // it may have failed already
+        reader.cancel().catch(() => undefined); // the stream may have failed already
     }
 }
 
 /**
- * @typedef {object} ServerEvent  One block of a stream; a comment has no data.
- * @property {string} event  "" when it has no name
+ * @typedef {object} ServerEvent One block of a stream; a comment has no data.
+ * @property {string} event "" if it has no name
  * @property {string} data
  * @property {string} comment
  */
 
 /**
- * @typedef {object} AnswerPart  What one event of an answer says; only what changed is there.
- * @property {string} [requestId]  32 hex digits
- * @property {number} [position]  in line, 1 is next
+ * @typedef {object} AnswerPart The content of one event of an answer; only changes are set.
+ * @property {string} [requestId] 32 hex digits
+ * @property {number} [position] in line, 1 is next
  * @property {{text: string, logprob: number | null}} [token]
  * @property {string} [finishReason]
  * @property {SwarmUsage} [usage]
@@ -162,16 +162,16 @@ async function* chunksOf(body) {
  * @property {number} nPromptTokens
  * @property {number} nTokens
  * @property {number} nRowExperts
- * @property {{worker: number, hot: number, fallback: number}} shares  together 1
+ * @property {{worker: number, hot: number, fallback: number}} shares together 1
  * @property {boolean} isFlagged
- * @property {number} nUnconfirmed  workers whose answers nobody had checked yet
+ * @property {number} nUnconfirmed workers whose answers were not checked yet
  */
 
-/** What the API refused, or reported within a stream. */
+/** A failure that the API returned, or sent within a stream. */
 export class ApiFailure extends Error {
     /**
-     * @param {number} status  0: it came within a stream
-     * @param {string} code  as in docs/use/api.md
+     * @param {number} status 0: sent within a stream
+     * @param {string} code as in docs/use/api.md
      * @param {string} message
      * @param {number} [retryAfterS]
      */
@@ -185,7 +185,7 @@ export class ApiFailure extends Error {
 }
 
 /**
- * The failure in a reply's body, whatever it is.
+ * Return the failure in a reply's body, in any format.
  * @param {number} status
  * @param {string} text
  * @param {number} [retryAfterS]
@@ -200,11 +200,11 @@ export function failureOf(status, text, retryAfterS = 0) {
 }
 
 /**
- * The blocks of a stream, as they become whole.
+ * Yield the blocks of a stream as they are complete.
  * @param {AsyncIterable<Uint8Array>} chunks
  * @returns {AsyncGenerator<ServerEvent>}
  */
-export async function* serverEvents(chunks) {
+async function* serverEvents(chunks) {
     const decoder = new TextDecoder();
     let rest = "";
     for await (const chunk of chunks) {
@@ -229,7 +229,7 @@ function parseBlock(block) {
 }
 
 /**
- * What an answer's stream says, to its end. Throws ApiFailure for a failure in it, and when it ends before it should.
+ * Yield the parts of an answer's stream. Throws ApiFailure for a failure in it, and if it ends too early.
  * @param {AsyncIterable<Uint8Array>} chunks
  * @returns {AsyncGenerator<AnswerPart>}
  */
@@ -244,12 +244,12 @@ export async function* answerParts(chunks) {
     throw new ApiFailure(0, "stream_cut", "the answer ended before it was complete");
 }
 
-/** One chunk of a chat or of a completion. @param {any} chunk @returns {Generator<AnswerPart>} */
+/** Yield the parts of one chunk of a chat or a completion. @param {any} chunk @returns {Generator<AnswerPart>} */
 function* chunkParts(chunk) {
     yield { requestId: String(chunk.id).replace(/^[a-z]+-/, "") };
     for (const choice of chunk.choices) {
         const logprob = choice.logprobs?.content?.[0]?.logprob ?? choice.logprobs?.token_logprobs?.[0] ?? null;
-        // Log-probabilities come with every token, also with those that show no text yet.
+        // Log-probabilities arrive with every token, also with those that have no text yet.
         if (choice.logprobs) yield { token: { text: choice.delta?.content ?? choice.text ?? "", logprob } };
         if (choice.finish_reason) yield { finishReason: choice.finish_reason };
     }

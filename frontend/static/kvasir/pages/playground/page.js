@@ -1,6 +1,6 @@
 /**
- * /playground: a chat with the model, and where each answer was computed. The page's script; base.html loads it there.
- * The conversation is in playground/session.js: what is here draws it and hands on what the visitor does.
+ * /playground: a chat with the model, and where each answer was computed. `session.js` has the conversation; this
+ * script draws it and passes on the visitor's actions.
  */
 
 import { formatNumber } from "../../ui/format.js";
@@ -22,7 +22,7 @@ const STORIES = [
     "The little dragon",
 ];
 
-/** The node that a tab of this browser is, for the strip. @returns {Promise<string>} */
+/** Return this browser's own node id, or "". @returns {Promise<string>} */
 async function ownNodeId() {
     try {
         const records = await RecordStore.open();
@@ -30,7 +30,7 @@ async function ownNodeId() {
         records.database.close();
         return identity.nodeId;
     } catch {
-        return ""; // no storage: then this browser is no worker
+        return ""; // no storage: this browser is not a worker
     }
 }
 
@@ -74,7 +74,7 @@ function Conversation({ state, session }) {
     </div>`;
 }
 
-/** What one could ask. @param {{session: PlaygroundSession, state: PlaygroundState}} props */
+/** Examples of prompts. @param {{session: PlaygroundSession, state: PlaygroundState}} props */
 function Welcome({ session, state }) {
     const model = session.model;
     if (!model) return html`<p class="muted" role="status">${state.problem ? "" : gettext("Looking for a model…")}</p>`;
@@ -84,7 +84,7 @@ function Welcome({ session, state }) {
             model.hasChat
                 ? gettext("Ask anything. After the answer you see which worker computed how much of it.")
                 : gettext(
-                      "This model has no chat template: it goes on from what you write. After the answer you see which worker computed how much of it.",
+                      "This model has no chat template: it continues your text. After the answer you see which worker computed how much of it.",
                   )
         }</p>
         <ul class="examples" aria-label=${gettext("Examples")}>
@@ -120,16 +120,16 @@ function Composer({ session, state, isBusy }) {
     }}>
         <label for="asked" class="unseen">${gettext("Your text")}</label>
         <textarea id="asked" ref=${field} rows="2" value=${text} onKeyDown=${onKey} enterkeyhint="send"
-            placeholder=${goesOn ? gettext("Write on, or let the model go on…") : gettext("Write something…")}
+            placeholder=${goesOn ? gettext("Continue writing, or let the model continue…") : gettext("Write something…")}
             onInput=${(/** @type {any} */ event) => setText(event.target.value)}></textarea>
         <div class="row">
             ${
-                isBusy // keys: were both one element, a click on Stop would end as one on Send
+                isBusy // keys: with one element for both, a click on Stop could also press Send
                     ? html`<button key="stop" type="button" id="stop" class="bad" onClick=${() => session.stop()}>${gettext("Stop")}</button>`
-                    : html`<button key="send" type="submit" id="send" disabled=${!maySend}>${goesOn && !text.trim() ? gettext("Go on") : gettext("Send")}</button>`
+                    : html`<button key="send" type="submit" id="send" disabled=${!maySend}>${goesOn && !text.trim() ? gettext("Continue") : gettext("Send")}</button>`
             }
             ${state.turns.length > 0 && html`<button type="button" id="new" class="secondary" onClick=${() => session.clear()}>${gettext("New")}</button>`}
-            <small>${gettext("Enter sends, Shift+Enter begins a line.")}</small>
+            <small>${gettext("Enter sends, Shift+Enter starts a new line.")}</small>
         </div>
     </form>`;
 }
@@ -138,9 +138,9 @@ const place = document.getElementById("playground");
 if (place) render(html`<${Playground} session=${new PlaygroundSession(ownNodeId)} />`, place);
 
 /** @param {{turn: Turn, isLast: boolean, onUseSeed: (seed: number) => void}} props */
-export function TurnView({ turn, isLast, onUseSeed }) {
-    const [opened, setOpened] = useState(/** @type {number | undefined} */ (undefined)); // number in the trace
-    // The other turns are not drawn anew for every token of the one that runs.
+function TurnView({ turn, isLast, onUseSeed }) {
+    const [opened, setOpened] = useState(/** @type {number | undefined} */ (undefined)); // its number in the trace
+    // The other turns are not redrawn for every token of the running one.
     return useMemo(
         () => html`<article class="turn" id=${`turn-${turn.id}`} data-phase=${turn.phase} data-request=${turn.requestId}>
         ${turn.asked && html`<p class="asked"><span class="unseen">${gettext("You:")} </span>${turn.asked}</p>`}
@@ -161,14 +161,14 @@ function Answer({ turn, opened, onOpen }) {
     const { tokens, trace } = turn;
     if (turn.phase === "waiting") {
         const text = turn.position
-            ? interpolate(gettext("Number %s in line…"), [formatNumber(turn.position)])
+            ? interpolate(gettext("Position %s in the queue…"), [formatNumber(turn.position)])
             : gettext("Waiting…");
         return html`<span class="muted">${text}</span>`;
     }
     if (!trace)
         return html`<span>${textOf(tokens).trimStart()}</span>${turn.phase === "streaming" && html`<span class="caret" aria-hidden="true"></span>`}`;
     const traced = tokens.slice(trace.firstToken, trace.firstToken + trace.counts.length);
-    // For the mouse: with the keyboard the slider beside the strip does the same.
+    // For the mouse: by keyboard the slider beside the strip does the same.
     return html`<span>${textOf(tokens.slice(0, trace.firstToken)).trimStart()}</span>${traced.map(
         (token, number) => html`<span
         class=${`token by-${mainKind(trace, number)}${number === opened ? " opened" : ""}`}
@@ -176,13 +176,20 @@ function Answer({ turn, opened, onOpen }) {
     )}`;
 }
 
-/** Who computed most of a token. @param {import("./sources.js").Trace} trace @param {number} token */
+/**
+ * Return the kind of source that computed most of a token.
+ * @param {import("./sources.js").Trace} trace
+ * @param {number} token
+ */
 function mainKind(trace, token) {
     const shares = sharesByKind(trace, token);
     return KINDS.reduce((best, kind) => (shares[kind] > shares[best] ? kind : best));
 }
 
-/** Read out when the answer is complete. @param {{turn: Turn, onUseSeed: (seed: number) => void}} props */
+/**
+ * A turn's status; announced when the answer is complete.
+ * @param {{turn: Turn, onUseSeed: (seed: number) => void}} props
+ */
 function Status({ turn, onUseSeed }) {
     const isOver = turn.endedAt > 0;
     const seconds = (turn.endedAt - turn.firstAt) / 1000;

@@ -1,6 +1,6 @@
 /**
- * The conversation of one playground: what was asked, what came back, what runs. `playground/page.js` draws its state.
- * One answer at a time. It draws nothing and knows no element of the page.
+ * A playground's conversation: prompts, answers, and the requests for them. `page.js` draws its state. There is one
+ * answer at a time.
  */
 
 import { ApiFailure, PlaygroundApi } from "./api.js";
@@ -11,12 +11,12 @@ import { traceOf } from "./sources.js";
 /** @typedef {import("./api.js").SwarmUsage} SwarmUsage */
 
 /**
- * @typedef {object} Turn  Something asked and its answer. Times are of performance.now(); 0: not yet.
+ * @typedef {object} Turn A prompt and its answer. Times are of performance.now(); 0: not yet.
  * @property {number} id
  * @property {string} asked
  * @property {number} seed
  * @property {"waiting" | "streaming" | "done" | "stopped" | "failed"} phase
- * @property {number} position  in line; 0: not in line
+ * @property {number} position in the queue; 0: not queued
  * @property {{text: string, logprob: number | null}[]} tokens
  * @property {string} requestId
  * @property {string} finishReason
@@ -32,7 +32,7 @@ import { traceOf } from "./sources.js";
 /**
  * @typedef {object} PlaygroundState
  * @property {readonly ModelFacts[]} models
- * @property {ApiFailure | null} problem  why there are no models, or no key
+ * @property {ApiFailure | null} problem why there are no models or no key
  * @property {Settings} settings
  * @property {boolean} hasOwnKey
  * @property {readonly Turn[]} turns
@@ -40,7 +40,7 @@ import { traceOf } from "./sources.js";
 
 export class PlaygroundSession {
     /**
-     * @param {() => Promise<string>} ownNodeId  the node that this browser is, "" when it is none
+     * @param {() => Promise<string>} ownNodeId this browser's own node, or ""
      * @param {PlaygroundApi} [api]
      */
     constructor(ownNodeId, api = new PlaygroundApi()) {
@@ -61,12 +61,12 @@ export class PlaygroundSession {
         return () => void this.listeners.delete(listener);
     }
 
-    /** The model that answers, if there is one. @returns {ModelFacts | undefined} */
+    /** The selected model, if there is one. @returns {ModelFacts | undefined} */
     get model() {
         return this.state.models.find((model) => model.id === this.state.settings.model);
     }
 
-    /** Look which models are there. */
+    /** Load the list of models. */
     async load() {
         try {
             const models = await this.api.models();
@@ -83,25 +83,25 @@ export class PlaygroundSession {
         this.set({ settings: { ...this.state.settings, ...settings } });
     }
 
-    /** Ask with a key of one's own, or as a visitor with "". @param {string} key */
+    /** Use the visitor's own key, or a visitor's key with "". @param {string} key */
     async useKey(key) {
         this.api.ownKey = key.trim();
         this.set({ hasOwnKey: this.api.ownKey !== "" });
         await this.load();
     }
 
-    /** Forget the conversation. */
+    /** Clear the conversation. */
     clear() {
         this.stop();
         this.set({ turns: [] });
     }
 
-    /** End the answer that is under way; what came stays. */
+    /** Stop the running answer; its text so far is kept. */
     stop() {
         this.running?.abort();
     }
 
-    /** Ask, and take the answer until it ends. @param {string} asked */
+    /** Ask, and receive the answer. @param {string} asked */
     async ask(asked) {
         const model = this.model;
         if (this.running || !model) return;
@@ -171,13 +171,13 @@ export class PlaygroundSession {
             ]);
             turn.trace = reply && traceOf(reply, nodeId);
         } catch {
-            turn.trace = null; // the answer is there all the same
+            turn.trace = null; // the answer is valid without it
         }
         turn.traceState = turn.trace ? "there" : "missing";
         this.changed(turn);
     }
 
-    /** A turn has changed; one that was cleared away is of no interest. @param {Turn} turn */
+    /** Publish a changed turn, unless it was cleared. @param {Turn} turn */
     changed(turn) {
         this.set({ turns: this.state.turns.map((one) => (one.id === turn.id ? { ...turn } : one)) });
     }
@@ -189,7 +189,7 @@ export class PlaygroundSession {
     }
 }
 
-/** The answer's text. @param {readonly {text: string}[]} tokens */
+/** Return the answer's text. @param {readonly {text: string}[]} tokens */
 export function textOf(tokens) {
     return tokens.map((token) => token.text).join("");
 }
@@ -204,11 +204,11 @@ function failureFrom(error) {
  * @property {string} model
  * @property {number} temperature
  * @property {number} topP
- * @property {number} topK  0: off
- * @property {number} repetitionPenalty  1: off
+ * @property {number} topK 0: off
+ * @property {number} repetitionPenalty 1: off
  * @property {number} maxTokens
- * @property {string} seed  "": another one for each answer
- * @property {string} system  what the model is told first; chats only
+ * @property {string} seed "": a random one for each answer
+ * @property {string} system the system prompt; chats only
  */
 
 /** @typedef {{asked: string, answer: string}} Exchange */
@@ -226,7 +226,7 @@ export const DEFAULTS = Object.freeze({
 });
 
 /**
- * What to send where. `exchanges` ends with the one that is to be answered.
+ * Return a request's path and body. The last of `exchanges` is to be answered.
  * @param {readonly Exchange[]} exchanges
  * @param {Settings} settings
  * @param {boolean} hasChat
@@ -262,7 +262,7 @@ function messagesOf(exchanges, system) {
     return messages;
 }
 
-/** Everything that was written so far, by both. @param {readonly Exchange[]} exchanges */
+/** Return the whole conversation as one text. @param {readonly Exchange[]} exchanges */
 function storyOf(exchanges) {
     return exchanges.flatMap(({ asked, answer }) => [asked, answer]).reduce(joined, "");
 }
@@ -274,7 +274,7 @@ function joined(before, text) {
         : before + text;
 }
 
-/** A seed that JavaScript holds exactly. @param {string} wanted digits, or "" for a random one */
+/** Return a seed that JavaScript represents exactly. @param {string} wanted digits, or "" for a random one */
 export function chosenSeed(wanted) {
     const digits = wanted.trim();
     if (/^\d+$/.test(digits) && Number.isSafeInteger(Number(digits))) return Number(digits);

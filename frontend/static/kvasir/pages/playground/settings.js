@@ -1,6 +1,5 @@
 /**
- * How the model is asked, and with which key. `playground/page.js` shows both beside the conversation.
- * It hands choices to the session and keeps nothing.
+ * Sampling settings and the key. `page.js` shows them beside the conversation. The session keeps the choices.
  */
 
 import { formatNumber } from "../../ui/format.js";
@@ -23,7 +22,7 @@ export function Sampling({ session, state }) {
         </label>
         ${
             session.model?.hasChat &&
-            html`<label>${gettext("What the model is told first")}
+            html`<label>${gettext("System prompt")}
             <textarea id="system" rows="2" value=${settings.system} onInput=${(/** @type {any} */ event) => choose({ system: event.target.value })}></textarea></label>`
         }
         <${Slider} id="temperature" name=${gettext("Temperature")} value=${settings.temperature} least=${0} most=${2} step=${0.05}
@@ -41,7 +40,7 @@ export function Sampling({ session, state }) {
         <label>${gettext("Seed")}
             <input id="seed" inputmode="numeric" pattern="[0-9]*" maxlength="16" value=${settings.seed} placeholder=${gettext("random")}
                 aria-describedby="seed-note" onInput=${(/** @type {any} */ event) => choose({ seed: event.target.value.replace(/\D/g, "") })} />
-            <small id="seed-note">${gettext("The same seed gives the same text, whoever computes it.")}</small>
+            <small id="seed-note">${gettext("The same seed gives the same text on every worker.")}</small>
         </label>
     </details>`;
 }
@@ -58,7 +57,7 @@ function Slider({ id, name, value, least, most, step, note, onChoose }) {
 }
 
 /**
- * A whole number; what is none, or out of its range, is put right when the field is left.
+ * An input for a whole number; an invalid value is corrected when the field loses focus.
  * @param {{id: string, name: string, value: number, least: number, most: number, note?: string,
  *   onChoose: (value: number) => void}} props
  */
@@ -86,14 +85,14 @@ export function Access({ session, state }) {
         <summary><h2>${gettext("Key")}</h2></summary>
         <p>${
             state.hasOwnKey
-                ? gettext("You ask with a key of your own. It stays in this tab and is gone with it.")
-                : gettext("You ask as a visitor: with a key that ends after an hour, and a few requests a minute.")
+                ? gettext("You use your own key. It is kept in this tab until you close it.")
+                : gettext("You are a visitor: your key expires after an hour and allows a few requests a minute.")
         }</p>
         ${
             state.hasOwnKey
-                ? html`<button type="button" id="as-visitor" class="secondary" onClick=${() => session.useKey("")}>${gettext("Go on as a visitor")}</button>`
+                ? html`<button type="button" id="as-visitor" class="secondary" onClick=${() => session.useKey("")}>${gettext("Continue as a visitor")}</button>`
                 : html`<form onSubmit=${use}>
-                <label for="own-key">${gettext("A key of your own")}</label>
+                <label for="own-key">${gettext("Your own key")}</label>
                 <input id="own-key" type="password" autocomplete="off" spellcheck="false" placeholder="kvk-…" value=${text}
                     onInput=${(/** @type {any} */ event) => setText(event.target.value)} />
                 <button type="submit" class="secondary" disabled=${!text.trim()}>${gettext("Use this key")}</button>

@@ -1,6 +1,6 @@
 /**
- * Who computed an answer, counted from its trace: by source, by layer, by token. Pure; the playground's pieces draw it.
- * A source is this browser's own worker, another worker, the hot-expert cache, or the backbone's fallback.
+ * Sources of an answer, counted from its trace: by source, by layer, by token. Pure functions. A source is this
+ * browser's own worker, another worker, the hot-expert cache, or the backbone's fallback.
  */
 
 /**
@@ -14,13 +14,13 @@
 /** @typedef {"tab" | "worker" | "hot" | "fallback"} SourceKind */
 
 /**
- * @typedef {object} Node  Who computed something.
+ * @typedef {object} Node One source of computation.
  * @property {SourceKind} kind
- * @property {string} worker  "" for the backbone
- * @property {number} tone  0 to 2, so that neighbours of one kind can be told apart
+ * @property {string} worker "" for the backbone
+ * @property {number} tone 0 to 2, to distinguish neighbours of one kind
  */
 
-/** @typedef {Node & {share: number, byLayer: number[]}} Source  Its share of all that was counted, and of each layer. */
+/** @typedef {Node & {share: number, byLayer: number[]}} Source  Its share of all row-experts, and of each layer. */
 
 /**
  * @typedef {object} Trace
@@ -30,14 +30,14 @@
  * @property {number[][][]} counts  [token][source][layer] row-experts
  */
 
-/** In this order they are shown. */
+/** In the order of display. */
 export const KINDS = /** @type {const} */ (["tab", "worker", "hot", "fallback"]);
 const N_TONES = 3;
 
 /**
- * The reply with this browser's own worker told apart.
+ * Return the reply's trace with this browser's own worker as a source.
  * @param {TraceReply} reply
- * @param {string} ownNodeId  "" when this browser is no worker
+ * @param {string} ownNodeId "" if this browser is not a worker
  * @returns {Trace}
  */
 export function traceOf(reply, ownNodeId) {
@@ -70,9 +70,9 @@ export function traceOf(reply, ownNodeId) {
 }
 
 /**
- * What each source computed of some tokens.
+ * Return what each source computed of one or all tokens.
  * @param {Trace} trace
- * @param {number} [token]  number in the trace; all when it is left out
+ * @param {number} [token] its number in the trace; all tokens if omitted
  * @returns {Source[]}
  */
 export function sourcesOf(trace, token) {
@@ -90,7 +90,7 @@ export function sourcesOf(trace, token) {
 }
 
 /**
- * Shares of one token, or of all, by kind; together 1 unless nothing was counted.
+ * Return the shares of one token or of all by kind; their sum is 1 unless nothing was counted.
  * @param {Trace} trace
  * @param {number} [token]
  * @returns {Record<SourceKind, number>}
@@ -102,7 +102,7 @@ export function sharesByKind(trace, token) {
 }
 
 /**
- * At most `nMost` sources: those with the smallest shares become one, which has no worker's name.
+ * Return at most `nMost` sources: those with the smallest shares become one without a worker's name.
  * @param {Source[]} sources
  * @param {number} nMost
  * @returns {{shown: Source[], nHidden: number}}

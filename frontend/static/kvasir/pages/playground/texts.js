@@ -1,26 +1,29 @@
-/** Sentences of the playground: why something failed, how an answer ended, who a source is. Its pieces call it. */
+/** Texts of the playground: failures, the ends of answers, names of sources. */
 
 import { formatNumber } from "../../ui/format.js";
 
 /** @typedef {import("./api.js").ApiFailure} ApiFailure */
 /** @typedef {import("./session.js").Turn} Turn */
 
-/** What a visitor is told. The API's own words are English, so known codes have sentences here. @param {ApiFailure} failure */
+/**
+ * Return a failure's text. The API's messages are English, so known codes have texts here.
+ * @param {ApiFailure} failure
+ */
 export function failureText(failure) {
     switch (failure.code) {
         case "playground_off":
-            return gettext("Visitors get no key here. Enter a key of your own.");
+            return gettext("This site gives no keys to visitors. Enter your own key.");
         case "invalid_api_key":
-            return gettext("This key does not count here. Check it, or go on as a visitor.");
+            return gettext("This key is not valid here. Check it, or continue as a visitor.");
         case "wrong_scope":
-            return gettext("This key is not for generating.");
+            return gettext("This key does not allow generating text.");
         case "rate_limit_exceeded":
             return interpolate(gettext("Too many requests. Try again in %s s."), [
                 formatNumber(failure.retryAfterS || 1),
             ]);
         case "queue_full":
         case "queue_timeout":
-            return gettext("Too many are asking right now. Try again in a moment.");
+            return gettext("The service is busy right now. Try again in a moment.");
         case "no_backbone":
         case "backbone_stopping":
         case "model_not_found":
@@ -28,7 +31,7 @@ export function failureText(failure) {
         case "backbone_lost":
         case "stream_gap":
         case "stream_cut":
-            return gettext("The answer broke off: the backbone went away. Send it again.");
+            return gettext("The answer was interrupted: the backbone stopped. Send the message again.");
         case "context_length_exceeded":
             return gettext(
                 "The conversation is longer than the model's context. Begin a new one, or ask for fewer tokens.",
@@ -36,11 +39,11 @@ export function failureText(failure) {
         case "site_away":
             return gettext("The site cannot be reached.");
         default:
-            return interpolate(gettext("It failed: %s"), [failure.message]);
+            return interpolate(gettext("Error: %s"), [failure.message]);
     }
 }
 
-/** How an answer ended, and how fast it was. @param {Turn} turn @param {number} tokensPerS */
+/** Return how an answer ended, and its speed. @param {Turn} turn @param {number} tokensPerS */
 export function endText(turn, tokensPerS) {
     const nTokens = turn.tokens.length;
     const count = interpolate(ngettext("%s token", "%s tokens", nTokens), [formatNumber(nTokens)]);
@@ -51,14 +54,14 @@ export function endText(turn, tokensPerS) {
 /** @param {Turn} turn */
 function reasonText(turn) {
     if (turn.phase === "stopped") return gettext("stopped");
-    if (turn.finishReason === "length") return gettext("at the limit of tokens");
+    if (turn.finishReason === "length") return gettext("token limit reached");
     return "";
 }
 
 /**
  * A source's name.
  * @param {{kind: import("./sources.js").SourceKind, worker: string}} source
- * @param {number} [nHidden]  workers that a source without a name stands for
+ * @param {number} [nHidden] number of workers in a source without a name
  */
 export function sourceName(source, nHidden = 0) {
     if (source.kind === "tab") return gettext("This browser");
@@ -70,7 +73,7 @@ export function sourceName(source, nHidden = 0) {
     return interpolate(gettext("Worker %s"), [source.worker.slice(0, 8)]);
 }
 
-/** A kind of source, for the legend. @param {import("./sources.js").SourceKind} kind */
+/** Return the name of a kind of source. @param {import("./sources.js").SourceKind} kind */
 export function kindName(kind) {
     return {
         tab: gettext("This browser"),

@@ -1,6 +1,6 @@
 /**
  * Where an answer was computed: shares by source, a column for each of the last tokens, a strip of layers for each
- * source. `playground/page.js` draws it below an answer. One token can be opened; then everything is about that one.
+ * source. `page.js` shows it below an answer. If one token is opened, all figures are about that token.
  */
 
 import { formatNumber, formatShare } from "../../ui/format.js";
@@ -21,14 +21,14 @@ export function Computed({ turn, isOpen, opened, onOpen }) {
     const { trace } = turn;
     return html`<details class="computed card" open=${isOpen} data-trace=${turn.traceState}>
         <summary><h3>${gettext("Where it was computed")}</h3></summary>
-        ${turn.traceState === "loading" && html`<p class="muted">${gettext("Asking the backbone…")}</p>`}
-        ${turn.traceState === "missing" && html`<p class="muted">${gettext("Nobody knows any more: traces are kept for an hour.")}</p>`}
+        ${turn.traceState === "loading" && html`<p class="muted">${gettext("Loading the trace…")}</p>`}
+        ${turn.traceState === "missing" && html`<p class="muted">${gettext("This trace is no longer available: traces are kept for an hour.")}</p>`}
         ${turn.usage && html`<${Whole} usage=${turn.usage} />`}
         ${trace && html`<${Traced} turn=${turn} trace=${trace} opened=${opened} onOpen=${onOpen} />`}
     </details>`;
 }
 
-/** The whole answer, prompt included. @param {{usage: import("./api.js").SwarmUsage}} props */
+/** Figures of the whole answer, including the prompt. @param {{usage: import("./api.js").SwarmUsage}} props */
 function Whole({ usage }) {
     const shares = { tab: 0, ...usage.shares };
     const told = interpolate(gettext("%s rows through experts, prompt included."), [formatNumber(usage.nRowExperts)]);
@@ -38,18 +38,18 @@ function Whole({ usage }) {
             usage.nUnconfirmed > 0 &&
             interpolate(
                 ngettext(
-                    "The answers of %s worker were used before anybody had checked them; some are checked later.",
-                    "The answers of %s workers were used before anybody had checked them; some are checked later.",
+                    "Answers of %s worker were used before they were checked; some are checked later.",
+                    "Answers of %s workers were used before they were checked; some are checked later.",
                     usage.nUnconfirmed,
                 ),
                 [formatNumber(usage.nUnconfirmed)],
             )
         }</p>
-        ${usage.isFlagged && html`<p class="notice bad">${gettext("One of these workers is proven to lie: the text may be wrong.")}</p>`}
+        ${usage.isFlagged && html`<p class="notice bad">${gettext("One of these workers has given wrong answers: the text may be wrong.")}</p>`}
     </div>`;
 }
 
-/** Shares side by side, and what the colours mean. @param {{shares: Shares, label: string}} props */
+/** Shares side by side, with a legend. @param {{shares: Shares, label: string}} props */
 function Bar({ shares, label }) {
     const there = KINDS.filter((kind) => shares[kind] > 0);
     const starts = there.map((_, number) => there.slice(0, number).reduce((sum, kind) => sum + shares[kind], 0));
@@ -87,7 +87,10 @@ function tokenTitle(turn, trace, opened) {
     return interpolate(gettext("Token %s, “%s”, chosen with probability %s"), [number, text, chance]);
 }
 
-/** A column for each token, split by who computed it; the slider opens one. @param {{turn: Turn, trace: Trace, opened: number | undefined, onOpen: Open}} props */
+/**
+ * A column for each token, divided by source; the slider opens one.
+ * @param {{turn: Turn, trace: Trace, opened: number | undefined, onOpen: Open}} props
+ */
 function Columns({ turn, trace, opened, onOpen }) {
     const n = trace.counts.length;
     const onClick = (/** @type {any} */ event) => {

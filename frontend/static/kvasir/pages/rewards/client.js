@@ -1,10 +1,9 @@
 /**
- * Asks the market for rewards, entries and the leaderboard, and makes the CSV. The rewards page calls it; it draws
- * nothing. Amounts are microcredits, whole numbers.
+ * Client of the market's rewards, entries and leaderboard, and the CSV. Amounts are whole microcredits.
  */
 
 /**
- * @typedef {object} WorkItem  A day of work of one range, as /api/rewards has it.
+ * @typedef {object} WorkItem A day of work on one range, as in /api/rewards.
  * @property {string} node_id
  * @property {string} fingerprint
  * @property {number} layer
@@ -37,7 +36,7 @@
 
 const DEADLINE_MS = 20_000;
 
-/** The market said no, or nothing. `code` is its own, `away` when it did not answer. */
+/** The market refused or did not answer. `code` is the market's, or `away`. */
 export class RewardsError extends Error {
     /** @param {string} code @param {string} message */
     constructor(code, message) {
@@ -70,8 +69,8 @@ async function ask(path, query, key = "") {
 }
 
 /**
- * One page of days of work, and the sums over all.
- * @param {string} key  an account's, or a node's token
+ * Return one page of days of work, and the sums over all.
+ * @param {string} key an account's, or a node's token
  * @param {{cursor?: string, node?: string, paid?: string, limit?: number}} [query]
  * @returns {Promise<Rewards>}
  */
@@ -80,7 +79,7 @@ export function askRewards(key, { cursor = "", node = "", paid = "", limit = 20 
 }
 
 /**
- * One page of ledger entries.
+ * Return one page of ledger entries.
  * @param {string} key
  * @param {string} [cursor]
  * @returns {Promise<{items: Entry[], next: string | null}>}
@@ -95,7 +94,7 @@ export function askLeaderboard() {
 }
 
 /**
- * All days of work as CSV (RFC 4180), the newest first.
+ * Return all days of work as CSV (RFC 4180), the newest first.
  * @param {string} key
  * @param {{node?: string, paid?: string}} query
  * @returns {Promise<string>}

@@ -1,5 +1,5 @@
 /**
- * /rewards: what an account earned, day by day and entry by entry, and who has earned the most. The page's script.
+ * /rewards: an account's earnings by day and by entry, the leaderboard, and signing in.
  */
 
 import { formatCompact, formatCredits } from "../../ui/format.js";
@@ -25,7 +25,7 @@ function Sums({ rewards }) {
     </dl>`;
 }
 
-/** Hands a text to the visitor as a file. @param {string} name @param {string} text */
+/** Download a text as a file. @param {string} name @param {string} text */
 function save(name, text) {
     const url = URL.createObjectURL(new Blob([text], { type: "text/csv" }));
     Object.assign(document.createElement("a"), { href: url, download: name }).click();
@@ -33,7 +33,7 @@ function save(name, text) {
 }
 
 /**
- * Days of work with their filter.
+ * Days of work, with a filter.
  * @param {{asker: Asker, first: Rewards, onError: (error: any) => void}} props
  */
 function Work({ asker, first, onError }) {
@@ -82,7 +82,7 @@ function Entries({ asker, onError }) {
     </section>`;
 }
 
-/** Of anybody: shown signed in or not. @param {{mine: string}} props */
+/** The leaderboard, shown signed in or not. @param {{mine: string}} props */
 function Leaderboard({ mine }) {
     const [earners, setEarners] = useState(/** @type {Earner[] | null} */ (null));
     useEffect(
@@ -96,11 +96,14 @@ function Leaderboard({ mine }) {
     return html`<section class="card" aria-labelledby="top-title" aria-busy=${earners === null}>
         <h2 id="top-title">${gettext("Top earners")}</h2>
         ${earners && earners.length > 0 && html`<${EarnerTable} items=${earners} mine=${mine} />`}
-        ${earners?.length === 0 && html`<p class="muted">${gettext("Nobody has earned anything yet. Be the first.")}</p>`}
+        ${earners?.length === 0 && html`<p class="muted">${gettext("No one has earned any credits yet. Be the first.")}</p>`}
     </section>`;
 }
 
-/** What one asker has. @param {{asker: Asker, rewards: Rewards, onSignOut: () => void, onError: (error: any) => void}} props */
+/**
+ * The signed-in account or node.
+ * @param {{asker: Asker, rewards: Rewards, onSignOut: () => void, onError: (error: any) => void}} props
+ */
 function Account({ asker, rewards, onSignOut, onError }) {
     return html`<${Signed} scope=${rewards.scope} id=${rewards.id} isOwn=${asker.isOwn} onSignOut=${onSignOut} />
         <${Sums} rewards=${rewards} />
@@ -157,19 +160,19 @@ const REFUSALS = {
     account_unknown: () => gettext("This is not the key of an account of this site."),
     account_closed: () => gettext("This account was closed."),
     token_refused: () => gettext("The site no longer knows this browser's node."),
-    rate_limit_exceeded: () => gettext("Too many questions from this address. Wait a minute."),
+    rate_limit_exceeded: () => gettext("Too many requests from this address. Wait a minute."),
     away: () => gettext("The site does not answer."),
 };
 
 /**
- * What a refusal means to a person.
+ * Return a refusal's text.
  * @param {{code: string, message: string}} error
  */
-export function refusalText({ code, message }) {
+function refusalText({ code, message }) {
     return REFUSALS[code]?.() ?? message;
 }
 
-/** Accounts that this browser's worker had before. @param {{keys: string[], onKey: (key: string) => void}} props */
+/** Earlier accounts of this browser's worker. @param {{keys: string[], onKey: (key: string) => void}} props */
 function Former({ keys, onKey }) {
     if (keys.length === 0) return null;
     return html`<p class="row"><span class="muted">${gettext("This browser's earlier accounts:")}</span>
@@ -177,7 +180,7 @@ function Former({ keys, onKey }) {
 }
 
 /** @param {{former: string[], onKey: (key: string) => void}} props */
-export function SignIn({ former, onKey }) {
+function SignIn({ former, onKey }) {
     const [text, setText] = useState("");
     const [isWrong, setWrong] = useState(false);
     const submit = (/** @type {Event} */ event) => {
@@ -187,14 +190,14 @@ export function SignIn({ former, onKey }) {
     };
     return html`<form class="card" onSubmit=${submit} aria-labelledby="sign-in-title">
         <h2 id="sign-in-title">${gettext("Sign in")}</h2>
-        <p class="muted">${gettext("With the recovery key of an account: the contributing tab shows it, and so does a native worker when it registers. It stays in this browser.")}</p>
+        <p class="muted">${gettext("Use the recovery key of an account. The contributing tab shows it, and so does a native worker when it registers. The key stays in this browser.")}</p>
         <label for="account-key">${gettext("Recovery key")}</label>
         <input id="account-key" class="mono" type="password" name="account-key" autocomplete="off" spellcheck=${false} placeholder="kva-…"
             value=${text} aria-invalid=${isWrong ? "true" : undefined} aria-describedby="account-key-note"
             onInput=${(/** @type {Event} */ event) => setText(/** @type {HTMLInputElement} */ (event.target).value.trim())} />
         <small id="account-key-note" aria-live="polite">${
             isWrong
-                ? gettext("A key begins with kva- and has 64 signs.")
+                ? gettext("A key begins with kva- and has 64 characters.")
                 : gettext("Contribute first if you have none.")
         }</small>
         <button type="submit">${gettext("Show my rewards")}</button>
@@ -203,10 +206,10 @@ export function SignIn({ former, onKey }) {
 }
 
 /**
- * Who is shown, and the way out.
+ * The account that is shown, and signing out.
  * @param {{scope: string, id: string, isOwn: boolean, onSignOut: () => void}} props
  */
-export function Signed({ scope, id, isOwn, onSignOut }) {
+function Signed({ scope, id, isOwn, onSignOut }) {
     const what = scope === "account" ? gettext("Account") : gettext("Node");
     return html`<p class="row signed">
         <span>${what} <strong class="mono" id="signed-id">${id}</strong></span>

@@ -1,5 +1,5 @@
 /**
- * Tables of the rewards page: days of work, ledger entries, nodes, top earners. `rewards.js` gives them their rows.
+ * Tables of the rewards page: days of work, ledger entries, nodes, top earners.
  */
 
 import { formatCompact, formatCredits, formatMoment, formatNumber } from "../../ui/format.js";
@@ -11,7 +11,7 @@ import { html } from "../../ui/html.js";
 /** @typedef {import("./client.js").NodeStanding} NodeStanding */
 
 /**
- * A table that scrolls sideways where it must, and says so to keyboards.
+ * A table that scrolls sideways if needed, also by keyboard.
  * @param {{label: string, heads: {text: string, isNumber?: boolean}[], children?: unknown}} props
  */
 function Table({ label, heads, children }) {
@@ -98,7 +98,7 @@ export function NodeTable({ nodes }) {
     <//>`;
 }
 
-/** @param {{items: Earner[], mine: string}} props  `mine`: the id that is marked */
+/** @param {{items: Earner[], mine: string}} props  `mine`: the id to mark */
 export function EarnerTable({ items, mine }) {
     const heads = [
         { text: "#" },

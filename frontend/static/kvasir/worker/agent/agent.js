@@ -279,7 +279,7 @@ export class Agent {
     }
 }
 
-export class Downloads {
+class Downloads {
     /** @param {Agent} agent */
     constructor(agent) {
         this.agent = agent;

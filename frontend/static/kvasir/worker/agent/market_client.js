@@ -1,5 +1,5 @@
 /**
- * Client of a site's market API: register, heartbeat, demand, volunteer, rewards (docs/reference/market.md). The agent calls it.
+ * Client of a site's market API: register, heartbeat, demand, volunteer (docs/reference/market.md). The agent calls it.
  * Every call has a deadline. It throws MarketAwayError if the call may succeed later, also for an answer that does not
  * match the document, and MarketRefusedError if it will not. Tokens and keys are never logged or shown.
  */
@@ -108,15 +108,6 @@ export class MarketClient {
     async volunteer(nodeId, roomBytes, ranges) {
         const body = { worker_id: nodeId, budget_bytes: roomBytes, ranges: segments(ranges) };
         return this.#read(await this.#ask("POST", "expert-volunteer", body), readAssignment);
-    }
-
-    /**
-     * Return this node's rewards as the site sends them (docs/reference/rewards.md).
-     * @param {number} [limit] items of the page
-     * @returns {Promise<Record<string, unknown>>}
-     */
-    async rewards(limit = 1) {
-        return this.#read(await this.#ask("GET", `rewards?limit=${limit}`), (told) => told);
     }
 
     /**
@@ -267,7 +258,7 @@ const CROWDED = new Set(["the budget is full", "nothing that is wanted fits into
  * @param {Record<string, unknown>} told
  * @returns {Assigned | NothingWanted}
  */
-export function readAssignment(told) {
+function readAssignment(told) {
     if (!told.assigned) {
         const retryAfterS = Math.min(Math.max(number(told.retry_after_s), 0.1), 3600);
         const [reason, detail] = [text(told.reason), text(told.detail ?? "")];
@@ -298,7 +289,7 @@ export function readAssignment(told) {
  * @param {Record<string, unknown>} told
  * @returns {import("./plan.js").Demand}
  */
-export function readDemand(told) {
+function readDemand(told) {
     const models = list(told.models);
     if (models.length !== 1) throw new TypeError(`1 model was expected, not ${models.length}`);
     const found = record(models[0]);
@@ -310,7 +301,7 @@ export function readDemand(told) {
  * @param {Record<string, unknown>} told
  * @returns {NodeCredentials}
  */
-export function readCredentials(told) {
+function readCredentials(told) {
     return {
         nodeId: text(told.node_id),
         ...readToken(told),
@@ -324,7 +315,7 @@ export function readCredentials(told) {
  * @param {Record<string, unknown>} told
  * @returns {{token: string, expires: string}}
  */
-export function readToken(told) {
+function readToken(told) {
     return { token: text(told.token), expires: text(told.expires ?? "") };
 }
 

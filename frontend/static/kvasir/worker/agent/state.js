@@ -35,7 +35,7 @@ const TOKEN_SHARE_LEFT = 1 / 3; // of a token's life, when it is exchanged
 /** @type {Readonly<Identity>} */
 export const STRANGER = Object.freeze({ nodeId: "", token: "", accountId: "", accountKey: "", sinceS: 0, expiresS: 0 });
 /** @type {Readonly<Holding>} */
-export const NOTHING_HELD = Object.freeze({ relayUrl: "", model: null, pieces: [], rates: {} });
+const NOTHING_HELD = Object.freeze({ relayUrl: "", model: null, pieces: [], rates: {} });
 /** @type {Readonly<Settings>} */
 export const NO_SETTINGS = Object.freeze({
     budgetBytes: 0,

@@ -19,7 +19,7 @@ import { mergeRanges, nExperts } from "../../slicing/expert_ranges.js";
  */
 
 /** Return the kernel's name of an expert. @param {{layer: number, expert: number}} place */
-export function expertKey({ layer, expert }) {
+function expertKey({ layer, expert }) {
     return `${layer}/${expert}`;
 }
 

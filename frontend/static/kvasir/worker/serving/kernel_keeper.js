@@ -13,7 +13,7 @@ import { loadSlice, unloadSlice } from "./holdings.js";
 /** @import { HeldSlice } from "../slices/store.js" */
 
 /** Seconds before each attempt after losses in a row. */
-export const BACK_OFF_S = [2, 10, 60];
+const BACK_OFF_S = [2, 10, 60];
 const STEADY_S = 600; // a kernel that lasts this long resets the count
 
 /**

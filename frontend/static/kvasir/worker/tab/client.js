@@ -1,7 +1,6 @@
 /**
- * The page's end of the contributing worker: starts it, hands it what only a page can see, and tells who listens.
- * `contribute/page.js` makes one. It decides nothing and keeps nothing: a page that goes away takes only the view
- * with it.
+ * The page's side of the contributing worker: starts it, passes on what only a page can see, and notifies listeners.
+ * `contribute/page.js` makes one. It keeps no state of its own.
  */
 
 import { initialState } from "./messages.js";
@@ -15,7 +14,7 @@ const LISTENING = new Set(["starting", "working", "recovering"]); // phases in w
 
 export class ContributionClient {
     /**
-     * @param {{software?: boolean}} [options]  `software`: the test switch that allows a software adapter
+     * @param {{software?: boolean}} [options] `software`: allow a software adapter, for tests
      */
     constructor({ software = false } = {}) {
         this.software = software;
@@ -39,7 +38,7 @@ export class ContributionClient {
     }
 
     /**
-     * Hear every published state, the last one at once.
+     * Call `listener` with the last state now and with every published state.
      * @param {(state: ContributionState) => void} listener
      * @returns {() => void} ends it
      */
@@ -49,18 +48,18 @@ export class ContributionClient {
         return () => this.listeners.delete(listener);
     }
 
-    /** Look at the device again; `state.device`, `.advice` and `.settings` follow. */
+    /** Inspect the device again; `state.device`, `.advice` and `.settings` follow. */
     inspect() {
         this.send({ type: "inspect", software: this.software });
     }
 
-    /** Begin to contribute. Call it only after consent. @param {import("./messages.js").StartOptions} options */
+    /** Start contributing. Call it only after consent. @param {import("./messages.js").StartOptions} options */
     start(options) {
-        void navigator.storage?.persist?.().catch(() => false); // asked for only now: some browsers show a question
+        void navigator.storage?.persist?.().catch(() => false); // only now: some browsers ask the visitor
         this.send({ type: "start", options, software: this.software });
     }
 
-    /** Take no more work; what is loaded stays. */
+    /** Take no more work; weights stay loaded. */
     pause() {
         this.send({ type: "pause" });
     }
@@ -70,39 +69,42 @@ export class ContributionClient {
         this.send({ type: "resume" });
     }
 
-    /** Withdraw in order. @param {{erase?: boolean}} [options]  `erase`: delete the weights from the disk too */
+    /** Withdraw cleanly. @param {{erase?: boolean}} [options]  `erase`: delete the weights from the disk too */
     leave({ erase = false } = {}) {
         this.send({ type: "leave", erase });
     }
 
-    /** The account's key, to be written down by the visitor; "" while there is none. @returns {Promise<string>} */
+    /** Return the account's key for the visitor to write down; "" while there is none. @returns {Promise<string>} */
     async recoveryKey() {
         const reply = await this.ask((id) => ({ type: "recoveryKey", id }));
         return reply.type === "recoveryKey" ? reply.accountKey : "";
     }
 
     /**
-     * Work for another account from the next start on.
+     * Work for another account from the next start.
      * @param {string} accountKey
-     * @returns {Promise<string>} "" or what is wrong with it
+     * @returns {Promise<string>} "" or the code of a problem
      */
     async restore(accountKey) {
         const reply = await this.ask((id) => ({ type: "restore", id, accountKey }));
         return reply.type === "done" ? reply.problem : "";
     }
 
-    /** Delete all that this browser keeps: identity, settings, weights. @returns {Promise<string>} "" or why not */
+    /**
+     * Delete everything that this browser stores: identity, settings, weights.
+     * @returns {Promise<string>} "" or the code of a problem
+     */
     async forget() {
         const reply = await this.ask((id) => ({ type: "forget", id }));
         return reply.type === "done" ? reply.problem : "";
     }
 
-    /** Ask the browser to keep the screen on while contributing. @param {boolean} isWanted */
+    /** Keep the screen on while contributing, if the browser can. @param {boolean} isWanted */
     setKeepAwake(isWanted) {
         this.awake.setWanted(isWanted);
     }
 
-    /** End the worker at once, without goodbye: what a closed tab does. */
+    /** End the worker at once without saying goodbye, as a closed tab does. */
     close() {
         this.stopWatching();
         this.awake.setActive(false);
@@ -135,7 +137,7 @@ export class ContributionClient {
         this.waiting.delete(message.id);
     }
 
-    /** The worker itself failed: say so in the state, since it cannot. @param {string} detail */
+    /** Publish that the worker itself failed, since it cannot. @param {string} detail */
     broke(detail) {
         const problem = { code: "defect", detail, retryAtMs: 0 };
         this.heard({ type: "state", state: { ...this.state, phase: "failed", activity: "none", problem } });

@@ -1,7 +1,7 @@
 /**
- * What this browser and device can do for a contributing tab: adapter, WebAssembly, memory, disk.
- * `tab_worker.js` looks before anything is offered to the visitor; `budget.js` reckons with the result. It opens no GPU
- * device and downloads nothing but a few KB of kernel.
+ * Facts of this browser and device for a contributing tab: adapter, WebAssembly, memory, disk. `tab_worker.js` reads
+ * them before it offers anything to the visitor; `budget.js` computes budgets from them. It opens no GPU device and
+ * downloads only a few KB of kernel.
  */
 
 import { UnsupportedBrowserError } from "../../errors.js";
@@ -11,14 +11,14 @@ import { fetchModule } from "../../kernels/wasm/builds.js";
 /** @import { DeviceFacts } from "./messages.js" */
 
 const GIB = 2 ** 30;
-/** WebGPU does not say how much memory a GPU has; what one process may take is the browser's to refuse. */
+/** WebGPU does not report a GPU's memory; the browser refuses what is too much. */
 const GPU_BYTES_MOST = 16 * GIB;
-const SMALL_BUFFER_BYTES = 256 * 2 ** 20; // an adapter with no larger buffers than the least is a small device
+const SMALL_BUFFER_BYTES = 256 * 2 ** 20; // an adapter with only the smallest allowed buffers is a small device
 const SMALL_GPU_BYTES = 2 * GIB;
 
 /** @typedef {Navigator & {deviceMemory?: number, userAgentData?: {mobile: boolean}}} RichNavigator */
 
-/** @param {boolean} software the test switch that allows a software adapter @returns {Promise<DeviceFacts>} */
+/** @param {boolean} software allow a software adapter, for tests @returns {Promise<DeviceFacts>} */
 export async function lookAtDevice(software) {
     const { deviceMemory, userAgentData } = /** @type {RichNavigator} */ (navigator);
     const { hardwareConcurrency, userAgent, storage } = navigator;
@@ -40,7 +40,7 @@ export async function lookAtDevice(software) {
     };
 }
 
-/** The operating system, as the market lists it. */
+/** Return the operating system by the market's names. */
 export function operatingSystem() {
     const known = ["Windows", "Android", "iPhone", "iPad", "Mac OS", "CrOS", "Linux"];
     return known.find((name) => navigator.userAgent.includes(name)) ?? "";

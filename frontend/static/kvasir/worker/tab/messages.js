@@ -1,27 +1,27 @@
 /**
- * What the page and its contributing worker say to each other: commands one way, one published state the other.
- * `tab/client.js` speaks for the page, `tab/main.js` for the worker; both agree on these types and on nothing
- * else. Holds no text for people: the page turns codes into sentences, so that they can be translated.
+ * The messages between a page and its contributing worker: commands one way, one published state the other.
+ * `tab/client.js` is the page's side, `tab/main.js` the worker's. There is no text for people here: the page turns
+ * codes into sentences that can be translated.
  */
 
 // Page to worker
 
 /**
- * @typedef {object} StartOptions  What the visitor agreed to.
- * @property {number} budgetBytes  memory for all of it, the program's own share included; also the most kept on disk
- * @property {string} [invite]  where the site registers nodes by invitation only
- * @property {string} [accountKey]  `kva-…` of a signed-in visitor: a node that registers now belongs to that account
- * @property {boolean} [onlyOnPower]  pause while the device runs on battery
- * @property {boolean} [onlyUnmetered]  pause while the connection is metered or saves data
- * @property {string} [region]  what the visitor chose to tell others of where it is, such as "Java"; "" for nothing
+ * @typedef {object} StartOptions The visitor's consent.
+ * @property {number} budgetBytes memory in all, including the program's own; also the most kept on disk
+ * @property {string} [invite] for sites that register nodes by invitation only
+ * @property {string} [accountKey] `kva-…` of a signed-in visitor: a node that registers now belongs to that account
+ * @property {boolean} [onlyOnPower] pause while the device runs on battery
+ * @property {boolean} [onlyUnmetered] pause while the connection is metered or saves data
+ * @property {string} [region] the place that the visitor chose to publish, such as "Java"; "" for none
  */
 
 /**
- * @typedef {{type: "inspect", software: boolean}} InspectCommand  Look at the device; `state.device` and `.advice`
+ * @typedef {{type: "inspect", software: boolean}} InspectCommand Inspect the device; `state.device` and `.advice`
  *   follow.
  */
 /** @typedef {{type: "start", options: StartOptions, software: boolean}} StartCommand */
-/** @typedef {{type: "pause"}} PauseCommand  Answer what is under way, take no more; weights stay loaded. */
+/** @typedef {{type: "pause"}} PauseCommand  Answer requests in flight, take no more; weights stay loaded. */
 /** @typedef {{type: "resume"}} ResumeCommand */
 /**
  * @typedef {{type: "leave", erase: boolean}} LeaveCommand  Withdraw, drain, end; `erase`: delete the weights as well.
@@ -38,7 +38,7 @@
  */
 
 /**
- * @typedef {object} Surroundings  What only a page can see. `null`: this browser does not say.
+ * @typedef {object} Surroundings What only a page can see. `null`: the browser does not report it.
  * @property {boolean | null} isOnPower
  * @property {boolean | null} isMetered
  * @property {boolean} isVisible
@@ -46,29 +46,27 @@
 
 // Worker to page
 
-/** @typedef {{type: "state", state: ContributionState}} StateMessage  Whole, at most every 250 ms. */
+/** @typedef {{type: "state", state: ContributionState}} StateMessage  The whole state, at most every 250 ms. */
 /** @typedef {{type: "recoveryKey", id: number, accountKey: string}} RecoveryKeyReply  "" while there is none. */
 /**
- * @typedef {{type: "done", id: number, problem: string}} DoneReply  `problem` is "" when it went well, else a code:
+ * @typedef {{type: "done", id: number, problem: string}} DoneReply `problem` is "" on success, else a code:
  *   `busy` (stop contributing first) or one of `Problem`.
  */
 /** @typedef {StateMessage | RecoveryKeyReply | DoneReply} WorkerMessage */
 
 /**
- * What the worker is, all in all:
- * `idle` nothing runs (not started, or left) · `starting` storage, kernel and self-test · `working` the agent works,
- * see `activity` · `paused` see `pauseReason` · `recovering` the GPU went away, see `problem.retryAtMs` · `leaving`
- * answers what is under way · `elsewhere` another tab of this browser is the worker · `unsupported` this browser has
- * neither WebGPU nor WebAssembly SIMD · `failed` it cannot go on, see `problem`.
+ * The worker's phase: `idle` nothing runs (not started, or left) · `starting` storage, kernel and self-test · `working`
+ * the agent works, see `activity` · `paused` see `pauseReason` · `recovering` the GPU was lost, see `problem.retryAtMs`
+ * · `leaving` answers requests in flight · `elsewhere` another tab of this browser is the worker · `unsupported` this
+ * browser has neither WebGPU nor WebAssembly SIMD · `failed` it cannot continue, see `problem`.
  * @typedef {"idle" | "starting" | "working" | "paused" | "recovering" | "leaving" | "elsewhere" | "unsupported"
  *   | "failed"} Phase
  */
 
 /**
- * What a working one does right now:
- * `registering` becomes a node · `asking` asks the market for work · `downloading` see `download` · `verifying` hashes
- * what came · `loading` puts experts into the kernel · `dialling` on its way to the relay · `serving` answers
- * backbones · `waiting` nothing is wanted, or the site is away, see `problem`.
+ * What a working worker is doing: `registering` registers a node · `asking` asks the market for work · `downloading`
+ * see `download` · `verifying` hashes the download · `loading` loads experts into the kernel · `dialling` connects to
+ * the relay · `serving` answers backbones · `waiting` there is no work, or the site is not reachable, see `problem`.
  * @typedef {"none" | "registering" | "asking" | "downloading" | "verifying" | "loading" | "dialling" | "serving"
  *   | "waiting"} Activity
  */
@@ -76,38 +74,37 @@
 /** @typedef {"" | "visitor" | "battery" | "metered"} PauseReason */
 
 /**
- * Why something does not go on. `code` is for the page's sentence, `detail` is one English sentence with the values.
- * Codes: `site_away`, `relay_away`, `nothing_wanted`, `no_room`, `download_failed`, `quarantined`, `token_refused`,
- * `invite_needed`, `registration_closed`, `refused`, `storage_unavailable`, `memory`, `gpu_lost`, `reload_needed`,
- * `kernel`, `unsupported`, `model_changed`, `defect`.
+ * Why something does not continue. `code` selects the page's sentence, `detail` is one English sentence with the
+ * values. Codes: `site_away`, `relay_away`, `nothing_wanted`, `no_room`, `download_failed`, `quarantined`,
+ * `token_refused`, `invite_needed`, `registration_closed`, `refused`, `storage_unavailable`, `memory`, `gpu_lost`,
+ * `reload_needed`, `kernel`, `unsupported`, `model_changed`, `defect`.
  * @typedef {object} Problem
  * @property {string} code
  * @property {string} detail
- * @property {number} retryAtMs  Unix ms when it tries again by itself; 0: it does not
+ * @property {number} retryAtMs Unix ms of the next automatic attempt; 0: none
  */
 
 /**
  * @typedef {object} DeviceFacts
- * @property {boolean} hasWebGpu  an adapter that may be used
+ * @property {boolean} hasWebGpu there is a usable adapter
  * @property {boolean} hasWasmSimd
- * @property {string} adapter  what the browser says of the GPU; "" when it has none or does not say
- * @property {boolean} isSoftwareAdapter  it computes on the CPU; only used under the test switch `?software=1`
- * @property {number} gpuBytesMost  most bytes of experts that the adapter's limits allow; 0 without one
- * @property {number} memoryBytes  `navigator.deviceMemory`, which is coarse; 0 when the browser does not say
- * @property {number} diskFreeBytes  quota less usage; 0 when it is not known
- * @property {boolean} isDiskKept  the browser promised not to evict what is stored
- * @property {number} nThreads  `navigator.hardwareConcurrency`
+ * @property {string} adapter the browser's description of the GPU; "" if there is none
+ * @property {boolean} isSoftwareAdapter it computes on the CPU; only used under the test switch `?software=1`
+ * @property {number} gpuBytesMost most bytes of experts that the adapter's limits allow; 0 without one
+ * @property {number} memoryBytes `navigator.deviceMemory`, which is coarse; 0 if not reported
+ * @property {number} diskFreeBytes quota less usage; 0 if unknown
+ * @property {boolean} isDiskKept the browser promised not to evict stored data
+ * @property {number} nThreads `navigator.hardwareConcurrency`
  * @property {boolean} isMobile
  */
 
 /**
- * What may be chosen as budget (bytes, the program's own share included). `mostBytes < leastBytes`: this device cannot
- * contribute.
+ * Budgets to choose from (bytes, including the program's own). `mostBytes < leastBytes`: this device cannot contribute.
  * @typedef {object} BudgetAdvice
  * @property {number} suggestedBytes
  * @property {number} leastBytes
  * @property {number} mostBytes
- * @property {"memory" | "gpu" | "disk" | "mobile"} boundBy  what `mostBytes` comes from
+ * @property {"memory" | "gpu" | "disk" | "mobile"} boundBy the limit that sets `mostBytes`
  */
 
 /**
@@ -122,17 +119,17 @@
 /** @typedef {{name: string, fingerprint: string, nLayer: number, nExpert: number}} ModelFacts */
 
 /**
- * One range that was promised to this worker, for the small map.
+ * One range leased to this worker, for the small map.
  * @typedef {object} HeldRange
  * @property {number} layer
  * @property {number} start
- * @property {number} stop  first expert after it
+ * @property {number} stop first expert after it
  * @property {number} nBytes
  * @property {"promised" | "fetched" | "served"} step
  */
 
 /**
- * True bytes: what lay on the disk before counts as done and not into the speed.
+ * Bytes that were on the disk before count as done, but not for the speed.
  * @typedef {object} DownloadFacts
  * @property {number} layer
  * @property {number} start
@@ -143,29 +140,29 @@
  */
 
 /**
- * What was answered since the worker started (`total…`: since this identity exists).
+ * Answered requests since the worker started (`total…`: since this identity was created).
  * @typedef {object} ServedFacts
  * @property {number} nRequests
- * @property {number} nRowExperts  one row through one expert each: what the market pays for
- * @property {number} rowExpertsPerS  over the last ten seconds
+ * @property {number} nRowExperts one row through one expert each: what the market pays for
+ * @property {number} rowExpertsPerS over the last ten seconds
  * @property {number} totalRowExperts
- * @property {number} lastAtMs  Unix ms; 0: nothing yet
- * @property {number} nBackbones  connected now
+ * @property {number} lastAtMs Unix ms; 0: nothing yet
+ * @property {number} nBackbones connected now
  */
 
 /**
  * From GET /api/rewards with this node's token. Microcredits are whole numbers.
  * @typedef {object} RewardFacts
  * @property {number} earnedMicrocredits
- * @property {number} paidRowExperts  verified and paid
- * @property {number} unpaidRowExperts  counted, but not paid
+ * @property {number} paidRowExperts verified and paid
+ * @property {number} unpaidRowExperts counted, but not paid
  * @property {number} withheldMicrocredits
- * @property {number} pendingRowExperts  answered, and not yet verified
- * @property {number} pendingMicrocredits  what they come to at `rateMicrocredits`
- * @property {number} verifiedShare  0 to 1, of all that was answered
- * @property {number} rateMicrocredits  of one row-expert, mean over what is held; 0: not known
+ * @property {number} pendingRowExperts answered, and not yet verified
+ * @property {number} pendingMicrocredits their value at `rateMicrocredits`
+ * @property {number} verifiedShare 0 to 1, of all answered
+ * @property {number} rateMicrocredits of one row-expert, mean over the holdings; 0: unknown
  * @property {boolean} isQuarantined
- * @property {number} asOfMs  Unix ms
+ * @property {number} asOfMs Unix ms
  */
 
 /**
@@ -174,16 +171,16 @@
  */
 
 /**
- * @typedef {{nodeId: string, accountId: string, hasRecoveryKey: boolean}} IdentityFacts  Empty texts: not registered.
+ * @typedef {{nodeId: string, accountId: string, hasRecoveryKey: boolean}} IdentityFacts Empty: not registered.
  */
 
 /**
  * @typedef {{budgetBytes: number, onlyOnPower: boolean, onlyUnmetered: boolean, region: string, isWanted: boolean}}
- *   SavedSettings  `isWanted`: it was working when the page went away, so it may go on without a new consent.
+ *   SavedSettings  `isWanted`: it was working when the page was closed, so it may continue without a new consent.
  */
 
 /**
- * All that a page shows.
+ * Everything that a page shows.
  * @typedef {object} ContributionState
  * @property {Phase} phase
  * @property {Activity} activity
@@ -200,13 +197,13 @@
  * @property {ServedFacts} served
  * @property {RewardFacts | null} rewards
  * @property {StorageFacts} storage
- * @property {string} relayUrl  "" while there is none
- * @property {boolean} isJoined  at the relay
- * @property {number} startedAtMs  Unix ms; 0 while idle
+ * @property {string} relayUrl "" while there is none
+ * @property {boolean} isJoined at the relay
+ * @property {number} startedAtMs Unix ms; 0 while idle
  */
 
 /**
- * The state before anything has happened.
+ * Return the initial state.
  * @returns {ContributionState}
  */
 export function initialState() {

@@ -1,19 +1,19 @@
 /**
- * What only a page can see of its surroundings: power, metered connection, visibility, and coming back from a freeze.
- * `tab/client.js` passes it on to the worker. Browsers that do not say get `null`, and nothing is guessed.
+ * What only a page can see and do: power, metered connection, visibility, returning from a freeze, and the wake lock.
+ * `tab/client.js` passes the facts on to the worker. Facts that a browser does not report are `null`.
  */
 
 /** @typedef {import("./messages.js").Surroundings} Surroundings */
 
 /**
- * @typedef {object} BatteryManager  What is used of the Battery Status API.
+ * @typedef {object} BatteryManager The part of the Battery Status API that is used.
  * @property {boolean} charging
  * @property {(type: string, listener: () => void) => void} addEventListener
  * @property {(type: string, listener: () => void) => void} removeEventListener
  */
 
 /**
- * @typedef {object} NetworkInformation  What is used of the Network Information API.
+ * @typedef {object} NetworkInformation The part of the Network Information API that is used.
  * @property {string} [type]
  * @property {boolean} [saveData]
  * @property {(type: string, listener: () => void) => void} [addEventListener]
@@ -25,7 +25,7 @@
  */
 
 /**
- * Whether the connection costs by the byte; null when the browser does not say.
+ * Return whether the connection is metered; null if the browser does not report it.
  * @param {NetworkInformation | undefined} connection
  * @returns {boolean | null}
  */
@@ -36,7 +36,7 @@ export function isMetered(connection) {
 }
 
 /**
- * Tell of the surroundings now and whenever they change.
+ * Report the surroundings now and after every change.
  * @param {{onChange: (surroundings: Surroundings) => void, onWake: () => void}} told
  * @returns {() => void} ends it
  */
@@ -71,7 +71,7 @@ export function watchSurroundings({ onChange, onWake }) {
             found.addEventListener("chargingchange", tell);
             tell();
         },
-        () => undefined, // a browser that has it may still refuse
+        () => undefined, // the browser may refuse
     );
     return () => {
         for (const [target, type, listener] of heard) target.removeEventListener?.(type, listener);
@@ -101,7 +101,7 @@ export function keepAwake() {
         try {
             held = await navigator.wakeLock.request("screen");
         } catch {
-            held = null; // the system refuses, as on low battery; the work goes on without it
+            held = null; // the system refuses, for example on low battery; work continues without it
         } finally {
             isAsking = false;
         }

@@ -1,6 +1,6 @@
 /**
- * Small records that outlive the tab, in IndexedDB: who this worker is, what it holds, what the visitor agreed to.
- * `agent/state.js` keeps everything through it. Slices are not here but in files (`slices/paths.js`).
+ * Small records in IndexedDB that survive the tab: identity, holdings, settings. `agent/state.js` stores them. Slices
+ * are files (`slices/paths.js`).
  */
 
 import { StorageError } from "../../errors.js";
@@ -14,7 +14,7 @@ export class RecordStore {
     }
 
     /**
-     * Open it, or make it. Throws StorageError where the browser gives none.
+     * Open or create the store. Throws StorageError if the browser has no storage.
      * @param {string} [name]
      * @returns {Promise<RecordStore>}
      */
@@ -30,7 +30,7 @@ export class RecordStore {
         }
     }
 
-    /** @param {string} key @returns {Promise<any>} undefined when it is not there */
+    /** @param {string} key @returns {Promise<any>} undefined if there is none */
     async get(key) {
         return this.attempt("readonly", (store) => store.get(key));
     }
@@ -40,7 +40,7 @@ export class RecordStore {
         await this.attempt("readwrite", (store) => store.put(value, key));
     }
 
-    /** Forget everything. */
+    /** Delete everything. */
     async clear() {
         await this.attempt("readwrite", (store) => store.clear());
     }
@@ -76,12 +76,12 @@ function answered(request) {
 function ended(transaction) {
     return new Promise((resolve, reject) => {
         transaction.oncomplete = () => resolve();
-        transaction.onabort = () => reject(transaction.error ?? new Error("the transaction was given up"));
+        transaction.onabort = () => reject(transaction.error ?? new Error("the transaction was aborted"));
     });
 }
 
 /** @param {unknown} error */
 function storageError(error) {
     const words = error instanceof Error ? `${error.name}: ${error.message}` : String(error);
-    return new StorageError(`the browser does not keep this page's records: ${words}`, { cause: error });
+    return new StorageError(`the browser does not store this page's records: ${words}`, { cause: error });
 }

@@ -1,6 +1,6 @@
 /**
- * Turns what an agent does into the state that the page shows: ranges, activity, download, problems.
- * `tab_worker.js` makes one for each agent. Pure bookkeeping; it asks nobody and decides nothing.
+ * Turns an agent's events into the state that the page shows: ranges, activity, download, problems, and counts of
+ * answers. `session.js` makes one for each agent.
  */
 
 import { isSameRange } from "../../slicing/expert_ranges.js";
@@ -10,7 +10,7 @@ import { isSameRange } from "../../slicing/expert_ranges.js";
 /** @import { StatePublisher } from "./state_publisher.js" */
 
 const SPEED_OVER_MS = 3_000;
-/** Which event ends which problem. @type {Record<string, string[]>} */
+/** The problems that an event ends. @type {Record<string, string[]>} */
 const ENDS = {
     present: ["site_away", "quarantined"],
     joined: ["relay_away"],
@@ -25,7 +25,7 @@ export class TabReport {
     constructor(publisher, nowMs = Date.now) {
         this.publisher = publisher;
         this.nowMs = nowMs;
-        /** @type {"" | "verifying" | "loading"} what becomes of a download whose bytes are all there */
+        /** @type {"" | "verifying" | "loading"} the step of a complete download */
         this.step = "";
         /** @type {{key: string, sinceMs: number, sinceBytes: number} | null} */
         this.measured = null;

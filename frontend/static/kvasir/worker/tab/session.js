@@ -1,11 +1,10 @@
 /**
- * One session of contributing, from the kernel's self-test to the last answer: puts an agent together and lets it work.
- * Twin of kvasir/worker/agent/start.py. `tab_worker.js` makes one for each start; pages see it through the published
- * state alone.
+ * One session of contributing, from the kernel's self-test to the last answer: builds an agent and runs it.
+ * `tab_worker.js` makes one for each start; pages see only the published state.
  */
 
 import { CheckedKernel } from "../../kernels/checked_kernel.js";
-import { chooseKernel, kernelMemory } from "../../kernels/kernel_choice.js";
+import { chooseKernel } from "../../kernels/kernel_choice.js";
 import { Agent } from "../agent/agent.js";
 import { AgentEdge } from "../agent/edge.js";
 import { Fetcher } from "../agent/fetch.js";
@@ -20,8 +19,10 @@ import { RangeSource } from "../slices/http.js";
 import { SliceFolder } from "../slices/paths.js";
 import { SliceStore } from "../slices/store.js";
 import { operatingSystem } from "./device_facts.js";
+import { RecordStore } from "./record_store.js";
 import { ServedCounter, TabReport } from "./report.js";
 
+/** @import { Remembered } from "../../kernels/kernel_choice.js" */
 /** @import { AgentMemory } from "../agent/state.js" */
 /** @import { SessionOptions } from "../agent/edge.js" */
 /** @import { KeeperNews } from "../serving/kernel_keeper.js" */
@@ -30,6 +31,7 @@ import { ServedCounter, TabReport } from "./report.js";
 const TICK_MS = 1_000;
 const REWARDS_EVERY_TICKS = 15;
 const NODE_NAME = "browser tab";
+const KERNEL_KEY = "kx1 1"; // another version measures again
 
 /**
  * @typedef {object} SessionWorld
@@ -40,6 +42,27 @@ const NODE_NAME = "browser tab";
  * @property {KeeperNews} kernelNews
  */
 
+/**
+ * Return the memory of what was measured on this device, for the next start. Without storage it remembers nothing.
+ * @returns {Remembered}
+ */
+export function kernelMemory() {
+    const open = () => RecordStore.open("kvasir-kernels");
+    return {
+        read: async () => {
+            try {
+                return (await (await open()).get(KERNEL_KEY)) ?? null;
+            } catch {
+                return null;
+            }
+        },
+        write: (record) =>
+            open()
+                .then((records) => records.put(KERNEL_KEY, record))
+                .catch(() => undefined),
+    };
+}
+
 export class TabSession {
     /** @param {SessionWorld} world @param {SliceFolder} folder */
     constructor(world, folder) {
@@ -49,7 +72,7 @@ export class TabSession {
         this.cache = new SliceCache(folder, budgetBytes);
         this.report = new TabReport(publisher);
         this.counter = new ServedCounter(memory.totalRowExperts);
-        const report = (/** @type {Error} */ reason) => console.info(reason.message); // why the GPU is not used, say
+        const report = (/** @type {Error} */ reason) => console.info(reason.message); // such as why the GPU is not used
         const choice = { budgetBytes: roomForExperts(budgetBytes), software, remembered: kernelMemory(), report };
         const makeKernel = async () => new CheckedKernel(await chooseKernel(choice));
         this.keeper = new KernelKeeper(makeKernel, folder, kernelNews);
@@ -70,7 +93,7 @@ export class TabSession {
     }
 
     /**
-     * Contribute until `stop`. Throws AgentEndedError when it cannot go on.
+     * Contribute until `stop`. Throws AgentEndedError if it cannot continue.
      * @param {boolean} isPaused from the start
      */
     async run(isPaused) {
@@ -88,7 +111,7 @@ export class TabSession {
         }
     }
 
-    /** Withdraw, answer what is under way, end. @param {string} reason */
+    /** Withdraw, answer requests in flight, end. @param {string} reason */
     stop(reason) {
         this.agent?.stop(reason);
     }
@@ -129,7 +152,7 @@ export class TabSession {
         return new RelayWorker({ relayUrl, token }, holdings, { onJoined, onLost, onComputed });
     }
 
-    /** What heartbeats say of this tab. @returns {Record<string, string | number>} */
+    /** Return the optional fields of heartbeats. @returns {Record<string, string | number>} */
     facts() {
         const { publisher, memory } = this.world;
         const { rowExpertsPerS } = this.counter.facts(0);
@@ -150,7 +173,7 @@ export class TabSession {
         void this.askRewards();
     }
 
-    /** Publish what changes by itself. */
+    /** Publish the figures that change over time. */
     tell() {
         const { publisher, memory } = this.world;
         const { backend, name, fingerprint, loadedBytes, capacityBytes } = this.keeper;
@@ -173,7 +196,7 @@ export class TabSession {
         await memory.save();
     }
 
-    /** What the site says of this node's pay, and what the disk holds. */
+    /** Publish this node's rewards and the use of the disk. */
     async askRewards() {
         const { site, memory, publisher } = this.world;
         const { quota = 0 } = (await navigator.storage.estimate?.()) ?? {};
@@ -187,7 +210,7 @@ export class TabSession {
         publisher.update({ rewards: rewardFacts(found.answer, known) });
     }
 
-    /** Microcredits of one row-expert, as promised for what is held. */
+    /** Return the mean rate of the holdings, in microcredits of one row-expert. */
     meanRate() {
         const { pieces, rates } = this.world.memory.holding;
         let [sum, n] = [0, 0];

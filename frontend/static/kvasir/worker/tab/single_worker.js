@@ -1,6 +1,6 @@
 /**
- * One worker a browser: a Web Lock that the browser itself lets go of when a tab closes or crashes.
- * `tab_worker.js` takes it before it starts. A second tab is told so, and hears when the first one is gone.
+ * One worker for each browser: a Web Lock, which the browser releases when a tab closes or crashes. `tab_worker.js`
+ * takes it before it starts. A second tab shows that another one is working, and waits for it to end.
  */
 
 const LOCK = "kvasir-worker";
@@ -15,7 +15,7 @@ export class SingleWorker {
         return this.letGo !== null;
     }
 
-    /** Whether it could be had; having it already counts. @returns {Promise<boolean>} */
+    /** Take the lock. Return whether this tab has it now. @returns {Promise<boolean>} */
     async take() {
         if (this.isHeld) return true;
         return new Promise((resolve, reject) => {
@@ -27,19 +27,19 @@ export class SingleWorker {
         });
     }
 
-    /** Let others have it. May be called again. */
+    /** Release the lock. It may be called again. */
     release() {
         this.letGo?.();
         this.letGo = null;
     }
 
-    /** Whether another tab has it now. */
+    /** Return whether another tab has it. */
     async isElsewhere() {
         const { held = [] } = await navigator.locks.query();
         return !this.isHeld && held.some((lock) => lock.name === LOCK);
     }
 
-    /** Until nobody has it. @param {AbortSignal} signal ends the wait with its reason */
+    /** Wait until no tab has it. @param {AbortSignal} signal ends the wait with its reason */
     async untilFree(signal) {
         await navigator.locks.request(LOCK, { signal }, () => undefined);
     }

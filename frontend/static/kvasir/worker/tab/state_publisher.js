@@ -1,6 +1,6 @@
 /**
- * Keeps the one state that the page shows and posts it: at once when something turns, else at most every 250 ms.
- * `tab_worker.js` and `agent.js` update it. It decides nothing.
+ * Keeps the state that the page shows and posts it: at once if a phase, problem or setting changes, else at most every
+ * 250 ms. The reasons in that state, pauses and problems, are also here. `tab_worker.js` and `report.js` update it.
  */
 
 import { AgentEndedError, KernelError, StorageError, UnsupportedBrowserError } from "../../errors.js";
@@ -33,7 +33,7 @@ export class StatePublisher {
     }
 
     /**
-     * A new phase; what belonged to the one before is forgotten.
+     * Enter a phase; activity, pause and problem of the one before are cleared.
      * @param {Phase} phase
      * @param {Partial<ContributionState>} [changes]
      */
@@ -68,7 +68,7 @@ export const UNKNOWN_SURROUNDINGS = Object.freeze({ isOnPower: null, isMetered: 
 /**
  * @param {Readonly<Settings>} settings
  * @param {Readonly<Surroundings>} surroundings
- * @returns {PauseReason} "" when it may work
+ * @returns {PauseReason} "" if it may work
  */
 export function pauseReason(settings, surroundings) {
     if (settings.isPaused) return "visitor";

@@ -1,7 +1,6 @@
 /**
- * The contributing tab as a whole: what the page's commands do, and in which phase it is.
- * `tab/main.js` makes one and hands it every message. One session at a time; a second tab of the same browser waits
- * until the first is gone. Everything that the page shows is in the published state.
+ * The contributing tab: it carries out the page's commands and keeps the phase. `tab/main.js` makes one and passes it
+ * every message. There is one session at a time; a second tab of the same browser waits until the first has ended.
  */
 
 import { AgentEndedError, StorageError, UnsupportedBrowserError } from "../../errors.js";
@@ -22,7 +21,7 @@ import { pauseReason, problemOf, StatePublisher, UNKNOWN_SURROUNDINGS } from "./
 const AT_REST = new Set(["idle", "failed", "elsewhere"]);
 
 export class TabWorker {
-    /** @param {(message: WorkerMessage) => void} post @param {string} site its address, without a slash at its end */
+    /** @param {(message: WorkerMessage) => void} post @param {string} site its address without a trailing slash */
     constructor(post, site) {
         this.post = post;
         this.site = site;
@@ -37,13 +36,13 @@ export class TabWorker {
         this.isLeaving = false;
         this.mustErase = false;
         this.isWaiting = false;
-        /** @type {Problem | null} why a session is being ended by this side */
+        /** @type {Problem | null} why this side is ending the session */
         this.lastProblem = null;
-        /** @type {Promise<unknown>} commands that touch storage follow each other */
+        /** @type {Promise<unknown>} commands that touch storage run one after another */
         this.queue = Promise.resolve();
     }
 
-    /** Do what the page says. Never throws: what goes wrong is published. @param {PageCommand} command */
+    /** Carry out a command of the page. Never throws: errors are published. @param {PageCommand} command */
     hear(command) {
         switch (command.type) {
             case "surroundings":
@@ -83,22 +82,22 @@ export class TabWorker {
         }
     }
 
-    /** The records, opened once. @returns {Promise<AgentMemory>} */
+    /** Open the records once. @returns {Promise<AgentMemory>} */
     async open() {
         this.memory ??= await AgentMemory.load(await RecordStore.open());
         return this.memory;
     }
 
-    /** What the visitor chose; null before the first choice. */
+    /** Return the visitor's settings; null before the first choice. */
     saved() {
         const settings = this.memory?.settings;
         return settings !== undefined && settings.budgetBytes > 0 ? settings : null;
     }
 
-    /** Look at device and records; go on with what was under way when the tab went away. @param {boolean} software */
+    /** Inspect device and records; continue a session that a closed tab left. @param {boolean} software */
     async inspect(software) {
         this.software = software;
-        if (!self.isSecureContext) throw new StorageError("files and locks need a page that came by https");
+        if (!self.isSecureContext) throw new StorageError("storage and locks need a page served over https");
         const memory = await this.open();
         const device = await lookAtDevice(software);
         const { nodeId, accountId, accountKey } = memory.identity;
@@ -148,7 +147,7 @@ export class TabWorker {
     async work(memory) {
         const { site, publisher, software } = this;
         try {
-            const { TabSession } = await import("./session.js"); // only now: it is most of the code
+            const { TabSession } = await import("./session.js"); // imported late: it is most of the code
             const kernelNews = this.kernelNews();
             this.session = await TabSession.open({ site, memory, publisher, software, kernelNews });
             if (!this.isLeaving) {
@@ -174,7 +173,7 @@ export class TabWorker {
         };
     }
 
-    /** Withdraw in order. @param {boolean} erase */
+    /** Withdraw cleanly. @param {boolean} erase */
     leave(erase) {
         const { phase } = this.publisher.state;
         this.enqueue(async () => {
@@ -194,7 +193,7 @@ export class TabWorker {
         this.settle();
     }
 
-    /** Work or pause, as settings and surroundings say. @param {boolean} [isKernelBack] */
+    /** Work or pause, by settings and surroundings. @param {boolean} [isKernelBack] */
     settle(isKernelBack = false) {
         const { publisher, memory, session } = this;
         if (memory === null || !session?.agent || this.isLeaving) return;
@@ -216,14 +215,14 @@ export class TabWorker {
         this.publisher.turn("recovering", { problem });
     }
 
-    /** End the session, and say why. @param {Problem} problem */
+    /** End the session with this problem. @param {Problem} problem */
     stopFor(problem) {
         this.lastProblem = problem;
         this.isLeaving = true;
         this.session?.stop(problem.detail);
     }
 
-    /** Nothing runs any more. @param {Problem | null} problem */
+    /** Publish that nothing runs any more. @param {Problem | null} problem */
     rest(problem) {
         const shown = problem ?? this.lastProblem;
         [this.lastProblem, this.isLeaving, this.mustErase] = [null, false, false];
@@ -237,26 +236,26 @@ export class TabWorker {
         const problem = problemOf(error);
         if (problem.code === "unsupported") return this.publisher.turn("unsupported", { problem });
         console.warn(error);
-        const isUnknown = problem.code === "token_refused"; // it registers anew next time
+        const isUnknown = problem.code === "token_refused"; // the next start registers again
         if (isUnknown) await this.memory?.saveIdentity({ nodeId: "", token: "" });
         if (this.session !== null) return this.stopFor(problem);
         if (error instanceof AgentEndedError) await this.memory?.saveSettings({ isWanted: false });
         this.rest(problem);
     }
 
-    /** Another tab of this browser contributes: say so, and look again when it is gone. */
+    /** Publish that another tab of this browser contributes, and inspect again when it has ended. */
     waitForOther() {
         this.publisher.turn("elsewhere");
         if (this.isWaiting) return;
         this.isWaiting = true;
         void this.single.untilFree(new AbortController().signal).then(() => {
             this.isWaiting = false;
-            this.memory = null; // the other one wrote to it
+            this.memory = null; // the other tab changed the records
             this.enqueue(() => this.inspect(this.software));
         });
     }
 
-    /** @param {string} accountKey @returns {Promise<string>} "" or what is wrong */
+    /** @param {string} accountKey @returns {Promise<string>} "" or the code of a problem */
     async restore(accountKey) {
         if (this.session !== null) return "busy";
         const memory = await this.open();
@@ -268,7 +267,7 @@ export class TabWorker {
         return "";
     }
 
-    /** @returns {Promise<string>} "" or what is wrong */
+    /** @returns {Promise<string>} "" or the code of a problem */
     async forget() {
         if (this.session !== null || (await this.single.isElsewhere())) return "busy";
         await (await this.open()).forget();
