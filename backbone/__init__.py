@@ -1,1 +1,5 @@
-"""The backbone: the dense path of a model, its router, and everything around it that the site calls."""
+"""The backbone: REST API, stream, backbone process, and the engine with the dense path of a model.
+
+`kvasir_site` enters by `api` and `tasks`.
+Outside `engine` and `process` it never imports torch, so that web processes start without it.
+"""

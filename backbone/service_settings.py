@@ -32,7 +32,7 @@ class ServiceSettings:
     workers: tuple[str, ...] = ()  # HOST:PORT of workers that listen
     relays: tuple[str, ...] = ()  # addresses; with a token and none here, those that are announced in Redis
     worker_deadline_s: float = 10.0
-    max_deadline_s: float = 3600.0
+    max_deadline_s: float = 86_400.0
     stop_s: float = 20.0  # how long running requests may finish when the process is asked to stop
     stall_s: float = 300.0  # a step that takes longer means that the engine hangs
     token: str = field(default="", repr=False)  # this node's, for relays

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -22,16 +21,10 @@ from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.swarm.transport import NoWorkers, Transport
 from benchmarks.exact.sharded import two_workers
 from benchmarks.machine import describe_commit, describe_machine
-from benchmarks.shape.generate_decode import decode
+from benchmarks.shape.generate_decode import DEMO_MODEL, N_CTX, decode, story_beginnings
 from tests.oracles.llama_cpp import LlamaCpp
 
-ROOT = Path(__file__).resolve().parents[1]
-DEMO_MODEL = ROOT / "models" / "kvasir-demo-moe.q4_k_m.gguf"
-STORIES = ROOT / "tests" / "data" / "stories.txt"
-
 BATCHES = (1, 32)
-N_PROMPT = 8
-N_CTX = 128
 IN_PROCESS, SHARDED = "in_process", "sharded"
 LLAMA_CPP, REPACKED = "llamacpp", "llamacpp_repacked"  # weights in place, and its repacked copies of them
 RATIOS = ((SHARDED, IN_PROCESS), (IN_PROCESS, LLAMA_CPP), (IN_PROCESS, REPACKED))
@@ -87,12 +80,6 @@ def measure(model: Path, n_threads: int, plan: Plan) -> Rounds:
                 for name, engine in engines.items():
                     rounds[batch][name].append(engine(prompts[:batch]))
     return rounds
-
-
-def story_beginnings(loaded: LoadedModel, n: int) -> list[list[int]]:
-    """The first tokens of the first stories."""
-    stories = re.split(r"\n\s*\n", STORIES.read_text().strip())[:n]
-    return [loaded.tokenizer.encode(story, add_special=False, parse_special=False)[:N_PROMPT] for story in stories]
 
 
 def _our_engines(loaded: LoadedModel, edges: Transport, n_tokens: int) -> dict[str, Engine]:

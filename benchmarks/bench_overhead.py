@@ -11,12 +11,9 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
-import sys
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,28 +28,12 @@ from backbone.engine.swarm.transport import NoWorkers, Transport
 from benchmarks.machine import describe_commit, describe_machine
 from benchmarks.relay.sandbox import kvasir_relay
 from benchmarks.shape.generate_decode import decode
-from benchmarks.shape.model import QUICK as QUICK_SHAPE
-from benchmarks.shape.model import RealShape, model_bytes, require_room, write_real_shape
-from kvasir.experts import ExpertRange
+from benchmarks.shape.model import model_bytes, require_room, write_real_shape
+from benchmarks.shape.over_relay import FULL, QUICK, Plan, joined_worker, wait_for_a_worker
 from kvasir.relay.directory import FixedDirectory
-from kvasir.slicing.slices import plan_slice, write_slice
 from kvasir.wire.frames import Role
 
-START_DEADLINE_S = 60.0
 N_PROMPT = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """The model's shape, decode steps by batch, and rounds."""
-
-    shape: RealShape
-    n_steps: dict[int, int]
-    n_rounds: int
-
-
-FULL = Plan(replace(RealShape(), n_expert=64), {1: 24, 8: 12, 64: 6}, n_rounds=7)
-QUICK = Plan(QUICK_SHAPE, {1: 3, 8: 3, 64: 2}, n_rounds=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,34 +111,6 @@ def _run(
 def _cpu_s(process: psutil.Process) -> float:
     times = process.cpu_times()
     return float(times.user) + float(times.system)
-
-
-@contextmanager
-def joined_worker(loaded: LoadedModel, folder: Path, url: str, token: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A worker process with one thread that holds every expert and joins the relay."""
-    ranges = [ExpertRange(layer, 0, loaded.card.n_expert) for layer in loaded.card.moe_layers]
-    write_slice(plan_slice(loaded.index, loaded.card, ranges), folder / "all.gguf")
-    token_file = folder / "token.txt"
-    token_file.write_text(token)
-    command = [sys.executable, "-m", "kvasir.worker", "join", url, "--token-file", str(token_file)]
-    with (folder / "worker.log").open("wb") as log:
-        process = subprocess.Popen(
-            [*command, "--slice", str(folder / "all.gguf"), "--threads", "1"], stdout=log, stderr=log
-        )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
-def wait_for_a_worker(edges: EdgePool) -> None:
-    """Wait until one has joined. Raises RuntimeError after START_DEADLINE_S."""
-    end = time.monotonic() + START_DEADLINE_S
-    while not edges.live():
-        if time.monotonic() > end:
-            raise RuntimeError(f"no worker has joined within {START_DEADLINE_S:g} s")
-        time.sleep(0.05)
 
 
 def overhead_pct(pairs: Sequence[tuple[Cost, Cost]], kind: str) -> float:

@@ -27,10 +27,9 @@ from backbone.engine.serving.engine import Engine
 from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.serving.sequence import Sequence as EngineSequence
 from backbone.engine.swarm.transport import NoWorkers
-from benchmarks.bench_generate import DEMO_MODEL, story_beginnings
 from benchmarks.machine import describe_commit, describe_machine
 from benchmarks.serve.client import Stream, run_load
-from benchmarks.shape.generate_decode import NEVER
+from benchmarks.shape.generate_decode import DEMO_MODEL, NEVER, story_beginnings
 from tests.oracles.llama_cpp import LlamaCpp
 from tests.swarm.service_process import ServiceProcess, service_process
 
@@ -107,9 +106,7 @@ def _service(folder: Path, n_threads: int) -> Any:
         KVASIR_CTX=str(N_CTX),
         KVASIR_SLOTS=str(max(CONCURRENCY)),
         KVASIR_KEY_RATE="1000000",
-        KVASIR_KEY_BURST="1000000",
         KVASIR_ADDRESS_RATE="1000000",
-        KVASIR_ADDRESS_BURST="1000000",
     )
 
 

@@ -30,10 +30,10 @@ from backbone.engine.serving.shares import ShareMeter
 from backbone.engine.serving.token_sources import LastTokens
 from backbone.engine.swarm.transport import Transport
 from backbone.process.trace_mapping import request_trace
-from benchmarks.bench_generate import BATCHES, DEMO_MODEL, N_CTX, story_beginnings
+from benchmarks.bench_generate import BATCHES
 from benchmarks.exact.sharded import two_workers
 from benchmarks.machine import describe_commit, describe_machine
-from benchmarks.shape.generate_decode import NEVER
+from benchmarks.shape.generate_decode import DEMO_MODEL, N_CTX, NEVER, story_beginnings
 
 Prompts = Sequence[Sequence[int]]
 

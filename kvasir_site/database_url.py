@@ -18,9 +18,9 @@ _SQLITE_OPTIONS = {
 }
 
 
-def database_from_url(url: str | None, default: Path) -> dict[str, object]:
+def database_from_url(url: str, default: Path) -> dict[str, object]:
     """Django's database setting. Raises ConfigError for another scheme or a URL without a name."""
-    if url is None:
+    if not url:
         return _sqlite(default)
     parts = urlsplit(url)
     if parts.scheme == "sqlite":

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import secrets
-from pathlib import Path
 
+from kvasir_site import variables as v
 from kvasir_site.channel_layers import channel_layers
 from kvasir_site.database_url import database_from_url
-from kvasir_site.env import env_bool, env_choice, env_float, env_http_url, env_int, env_list, env_secret
-from kvasir_site.market_env import market_settings
-from kvasir_site.service_env import service_settings
+from kvasir_site.typed_settings import market_settings, service_settings
 
-BASE_DIR = Path(__file__).resolve().parent.parent
-RUN_DIR = Path(os.environ.get("KVASIR_RUN_DIR", BASE_DIR / "run")).absolute()  # what runs leave behind
+BASE_DIR = v.BASE_DIR
+ENVIRONMENT = v.read_environment()
+RUN_DIR = ENVIRONMENT[v.RUN_DIR].absolute()  # files that runs leave behind
 
-DEBUG = env_bool("KVASIR_DEBUG", False)
+DEBUG = ENVIRONMENT[v.DEBUG]
 # Without a secret in the environment each start makes its own: sessions then end with the process, which is right for
-# a trial on one machine and wrong for a site, so docs/operate/deploy.md asks for one.
-SECRET_KEY = env_secret("KVASIR_SECRET_KEY") or secrets.token_urlsafe(48)
-ALLOWED_HOSTS = env_list("KVASIR_ALLOWED_HOSTS", ["localhost", "127.0.0.1", "[::1]"])
+# a trial on one machine and wrong for a site, so docs/operate/variables.md asks for one.
+SECRET_KEY = ENVIRONMENT[v.SECRET_KEY] or secrets.token_urlsafe(48)
+ALLOWED_HOSTS = [*ENVIRONMENT[v.ALLOWED_HOSTS]]
 
 INSTALLED_APPS = [
     "django.contrib.admin",  # staff only: see the operator's page
@@ -61,7 +59,7 @@ TEMPLATES = [
 ]
 ROOT_URLCONF = "kvasir_site.urls"
 ASGI_APPLICATION = "kvasir_site.asgi.application"
-DATABASES = {"default": database_from_url(os.environ.get("DATABASE_URL"), RUN_DIR / "kvasir.sqlite3")}
+DATABASES = {"default": database_from_url(ENVIRONMENT[v.DATABASE_URL], RUN_DIR / "kvasir.sqlite3")}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 USE_TZ = True
@@ -80,20 +78,20 @@ LANGUAGES = [("en", "English"), ("id", "Bahasa Indonesia")]
 
 # The relay's address as backbones see it, and its name in the directory (docs/reference/relay.md). Without REDIS_URL
 # there is no directory: one relay, whose address the backbone is told.
-RELAY_URL = os.environ.get("KVASIR_RELAY_URL", "")
+RELAY_URL = ENVIRONMENT[v.RELAY_URL]
 # The address that workers are told, where they reach the relay by another name than backbones do.
-WORKER_RELAY_URL = os.environ.get("KVASIR_WORKER_RELAY_URL", "")
-RELAY_ID = os.environ.get("KVASIR_RELAY_ID", "")
-REDIS_URL = os.environ.get("REDIS_URL", "")
+WORKER_RELAY_URL = ENVIRONMENT[v.WORKER_RELAY_URL]
+RELAY_ID = ENVIRONMENT[v.RELAY_ID]
+REDIS_URL = ENVIRONMENT[v.REDIS_URL]
 
 # The dashboard's feed (docs/operate/dashboard.md): sockets that may watch in each web process. Where processes share
 # a layer, one of them makes the snapshots of all.
 CHANNEL_LAYERS = channel_layers(REDIS_URL)
 LIVE_IS_SHARED = bool(REDIS_URL)
-KVASIR_LIVE_SOCKETS = env_int("KVASIR_LIVE_SOCKETS", 500, 0, 100_000)
+KVASIR_LIVE_SOCKETS = ENVIRONMENT[v.LIVE_SOCKETS]
 
 # Celery carries only ids and small JSON; a task is the life of one request (docs/develop/architecture.md).
-CELERY_BROKER_URL = os.environ.get("REDIS_URL", "redis://127.0.0.1:6379/0")
+CELERY_BROKER_URL = REDIS_URL or "redis://127.0.0.1:6379/0"
 CELERY_TASK_SERIALIZER = "json"
 CELERY_ACCEPT_CONTENT = ["json"]
 CELERY_TASK_IGNORE_RESULT = True
@@ -105,32 +103,32 @@ CELERY_BROKER_CONNECTION_MAX_RETRIES = None
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 
 # How many requests may wait on the queue, and how long: one that no backbone took by then is never started.
-KVASIR_QUEUE_LIMIT = env_int("KVASIR_QUEUE_LIMIT", 256, 1, 1_000_000)
-KVASIR_QUEUE_WAIT_S = env_float("KVASIR_QUEUE_WAIT_S", 120.0, 1.0, 86400.0)
+KVASIR_QUEUE_LIMIT = ENVIRONMENT[v.QUEUE_LIMIT]
+KVASIR_QUEUE_WAIT_S = 120.0
 
 # The REST API (docs/use/api.md). Rates are requests a minute, bursts how many of them may come at once.
-KVASIR_BODY_LIMIT = env_int("KVASIR_BODY_LIMIT", 1 << 20, 1 << 10, 1 << 20)
-KVASIR_REQUEST_DEADLINE_S = env_float("KVASIR_REQUEST_DEADLINE_S", 600.0, 1.0, 86400.0)
-KVASIR_KEY_RATE = env_int("KVASIR_KEY_RATE", 600, 1, 1_000_000)
-KVASIR_KEY_BURST = env_int("KVASIR_KEY_BURST", 256, 1, 1_000_000)
-KVASIR_ADDRESS_RATE = env_int("KVASIR_ADDRESS_RATE", 1200, 1, 1_000_000)
-KVASIR_ADDRESS_BURST = env_int("KVASIR_ADDRESS_BURST", 512, 1, 1_000_000)
-KVASIR_PROXY_HOPS = env_int("KVASIR_PROXY_HOPS", 0, 0, 8)
+KVASIR_BODY_LIMIT = ENVIRONMENT[v.BODY_LIMIT]
+KVASIR_REQUEST_DEADLINE_S = ENVIRONMENT[v.REQUEST_DEADLINE_S]
+KVASIR_KEY_RATE = ENVIRONMENT[v.KEY_RATE]
+KVASIR_KEY_BURST = max(1, KVASIR_KEY_RATE * 256 // 600)  # an agent that asks for all at once
+KVASIR_ADDRESS_RATE = ENVIRONMENT[v.ADDRESS_RATE]
+KVASIR_ADDRESS_BURST = max(1, KVASIR_ADDRESS_RATE * 512 // 1200)
+KVASIR_PROXY_HOPS = ENVIRONMENT[v.PROXY_HOPS]
 if KVASIR_PROXY_HOPS:  # the operator's own proxy says whether the client came over TLS; nobody else is believed
     SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
     SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = True
-KVASIR_METRICS_OPEN = env_bool("KVASIR_METRICS_OPEN", False)
+KVASIR_METRICS_OPEN = ENVIRONMENT[v.METRICS_OPEN]
 # The playground: whether visitors get a key that soon ends, and how many requests a minute an address's visitors have.
-KVASIR_PLAYGROUND = env_choice("KVASIR_PLAYGROUND", ("open", "off"))
-KVASIR_PLAYGROUND_RATE = env_int("KVASIR_PLAYGROUND_RATE", 30, 1, 1_000_000)
+KVASIR_PLAYGROUND = ENVIRONMENT[v.PLAYGROUND]
+KVASIR_PLAYGROUND_RATE = ENVIRONMENT[v.PLAYGROUND_RATE]
 
-DEMO_MODEL = BASE_DIR / "models" / "kvasir-demo-moe.q4_k_m.gguf"
-KVASIR_SERVICE = service_settings(DEMO_MODEL, run_dir=RUN_DIR)  # what a backbone process serves
+DEMO_MODEL = v.DEMO_MODEL
+KVASIR_SERVICE = service_settings(ENVIRONMENT)  # what a backbone process serves
 
 # Slices over HTTP (docs/reference/slices.md): what one node and all together may download at once, what one may take
 # a second (0: no limit), and where else the model's file can be had in byte ranges.
-KVASIR_SLICE_DOWNLOADS = env_int("KVASIR_SLICE_DOWNLOADS", 4, 1, 64)
-KVASIR_SLICE_DOWNLOADS_ALL = env_int("KVASIR_SLICE_DOWNLOADS_ALL", 64, 1, 64)
-KVASIR_SLICE_BYTES_PER_S = env_int("KVASIR_SLICE_BYTES_PER_S", 0, 0, 1 << 40)
-KVASIR_ORIGIN_URL = env_http_url("KVASIR_ORIGIN_URL")
-KVASIR_MARKET = market_settings()  # docs/reference/market.md
+KVASIR_SLICE_DOWNLOADS = ENVIRONMENT[v.SLICE_DOWNLOADS]
+KVASIR_SLICE_DOWNLOADS_ALL = 64
+KVASIR_SLICE_BYTES_PER_S = ENVIRONMENT[v.SLICE_BYTES_PER_S]
+KVASIR_ORIGIN_URL = ENVIRONMENT[v.ORIGIN_URL]
+KVASIR_MARKET = market_settings(ENVIRONMENT)  # docs/reference/market.md

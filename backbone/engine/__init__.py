@@ -1,1 +1,5 @@
-"""The engine: pure torch. It imports neither Django nor Celery nor Redis; the world comes in by injection."""
+"""The engine: a model's dense path, dispatch to workers, trust, sequences, sampling.
+
+`backbone.process` and commands enter by `serving`.
+It imports neither Django, Celery nor Redis: transports, clocks and callbacks are injected.
+"""

@@ -6,9 +6,11 @@ No sequence ends early: end-of-generation tokens are biased away, so that every 
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from backbone.engine.dispatch.deadlines import DeadlineRule
 from backbone.engine.dispatch.dispatcher import ExpertDispatcher
@@ -21,6 +23,11 @@ from backbone.engine.swarm.reply_format import ReplyFormat
 from backbone.engine.swarm.sum_scale import SumScale
 from backbone.engine.swarm.transport import Transport
 
+ROOT = Path(__file__).resolve().parents[2]
+DEMO_MODEL = ROOT / "models" / "kvasir-demo-moe.q4_k_m.gguf"
+STORIES = ROOT / "tests" / "data" / "stories.txt"
+N_PROMPT = 8
+N_CTX = 128
 NEVER = -100.0  # added to a logit
 PATIENCE_S = 60.0  # with a worker: on a machine that does other things too, a late one is no lost one
 
@@ -105,3 +112,9 @@ async def _step(engine: Engine) -> None:
     for event in await engine.step():
         if event.error is not None:
             raise event.error
+
+
+def story_beginnings(loaded: LoadedModel, n: int) -> list[list[int]]:
+    """The first tokens of the first stories."""
+    stories = re.split(r"\n\s*\n", STORIES.read_text().strip())[:n]
+    return [loaded.tokenizer.encode(story, add_special=False, parse_special=False)[:N_PROMPT] for story in stories]

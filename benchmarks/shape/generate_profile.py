@@ -21,9 +21,8 @@ from backbone.engine.sampling.choice import RandomDraw, TokenHistory, sample
 from backbone.engine.sampling.params import SamplingParams
 from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.swarm.transport import NoWorkers, Transport
-from benchmarks.bench_generate import DEMO_MODEL, N_CTX, story_beginnings
 from benchmarks.exact.sharded import two_workers
-from benchmarks.shape.generate_decode import decode
+from benchmarks.shape.generate_decode import DEMO_MODEL, N_CTX, decode, story_beginnings
 
 N_TOKENS = 65
 N_ROWS_SHOWN = 45

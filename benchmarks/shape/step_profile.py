@@ -27,11 +27,11 @@ from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.serving.sequence import Sequence as EngineSequence
 from backbone.engine.swarm.edge_pool import EdgePool
 from backbone.engine.swarm.transport import NoWorkers, Transport
-from benchmarks.bench_overhead import FULL, QUICK, Plan, joined_worker, wait_for_a_worker
 from benchmarks.machine import describe_commit, describe_machine
 from benchmarks.relay.sandbox import kvasir_relay
 from benchmarks.shape.generate_decode import decode
 from benchmarks.shape.model import model_bytes, require_room, write_real_shape
+from benchmarks.shape.over_relay import FULL, QUICK, Plan, joined_worker, wait_for_a_worker
 from kvasir.kernels.kx1 import LoadedKX1Experts
 from kvasir.relay.directory import FixedDirectory
 from kvasir.wire.frames import Role

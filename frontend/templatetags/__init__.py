@@ -1,1 +1,5 @@
-"""Template tags of the pages."""
+"""Template tags of the pages.
+
+Templates enter by `page_frame`.
+A tag never queries a database.
+"""

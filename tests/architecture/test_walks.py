@@ -55,7 +55,7 @@ def module_name(path: str) -> str:
 
 def imported(path: str) -> set[str]:
     """Names of modules that this file imports, inside functions too; `from a import b` counts as a and a.b."""
-    names = set()
+    names = set[str]()
     for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 from pathlib import Path
 
 import pytest
 
 from kvasir.errors import ConfigError
-from kvasir_site.market_env import market_settings
+from kvasir_site.typed_settings import market_settings as typed
+from kvasir_site.variables import read_environment
 from market.api import api
 from market.coverage.leases import Refusal
 from market.coverage.targets import TargetBounds
@@ -59,13 +61,15 @@ def test_reasons() -> None:
         assert f"| `{reason}` |" in DOCUMENT
 
 
+def market_settings(environ: dict[str, str]) -> MarketSettings:
+    return typed(read_environment(environ))
+
+
 def test_settings_and_their_defaults() -> None:
     table = DOCUMENT.partition("## Settings")[2]
     names = set(re.findall(r"`(KVASIR_[A-Z_]+)`", table))
-    source = (ROOT / "kvasir_site" / "market_env.py").read_text()
-    read = {name for name in re.findall(r'"(KVASIR_[A-Z_]+)"', source) if f'_rate("{name}"' not in source}
-    prefixes = re.findall(r'_rate\("(KVASIR_[A-Z_]+)"', source)
-    assert names == read | {f"{prefix}_{end}" for prefix in prefixes for end in ("RATE", "BURST")}
+    source = inspect.getsource(typed)
+    assert names == {f"KVASIR_{name}" for name in re.findall(r"env\[v\.([A-Z_]+)\]", source)}
     usual = MarketSettings()
     for value in (usual.lease_s, usual.volunteer_lease_s, usual.rate_microcredits, usual.node_days):
         assert f"| {value:g} |" in table
@@ -75,8 +79,10 @@ def test_settings_and_their_defaults() -> None:
 def test_settings_are_parsed_loudly() -> None:
     made = market_settings({"KVASIR_TARGET_REPLICAS": "10", "KVASIR_REGISTRATION": "invite", "KVASIR_LEASE_S": "2"})
     assert (made.targets, made.registration, made.lease_s) == (TargetBounds(10, 10), Registration.INVITE, 2.0)
-    wrong = [("KVASIR_REGISTRATION", "perhaps"), ("KVASIR_TARGET_REPLICAS", "0"), ("KVASIR_MAX_REPLICAS", "1"),
+    wrong = [("KVASIR_REGISTRATION", "perhaps"), ("KVASIR_TARGET_REPLICAS", "0"), ("KVASIR_MAX_REPLICAS", "0"),
              ("KVASIR_LEASE_S", "nan"), ("KVASIR_REGISTER_RATE", "often")]  # fmt: skip
     for name, value in wrong:
         with pytest.raises(ConfigError, match=f"{name}='{value}'"):
             market_settings({name: value})
+    with pytest.raises(ConfigError, match="KVASIR_MAX_REPLICAS=1 is below KVASIR_TARGET_REPLICAS=2"):
+        market_settings({"KVASIR_MAX_REPLICAS": "1"})

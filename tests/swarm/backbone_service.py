@@ -20,7 +20,8 @@ from backbone.stream.client import StreamSettings
 from backbone.stream.events import Event, Token
 from backbone.stream.keys import BACKBONES, lease_key
 from backbone.stream.payloads import GenerationRequest, RequestKind
-from kvasir_site.service_env import service_settings
+from kvasir_site.typed_settings import service_settings
+from kvasir_site.variables import read_environment
 from tests.oracles.tiny_gguf import TinyModel, write_tiny
 from tests.oracles.tiny_layout import TinyShape
 from tests.swarm.redis_fixture import RedisServer
@@ -76,7 +77,7 @@ def _start(redis: RedisServer, model: Path, log_dir: Path, environ: dict[str, st
     name = f"b{uuid.uuid4().hex[:8]}"
     asked = {"KVASIR_SLOTS": "4", "KVASIR_MAX_WAITING": "8", "KVASIR_THREADS": "1", "KVASIR_CTX": "8192"} | environ
     asked |= {"KVASIR_MODEL": str(model), "REDIS_URL": redis.url, "PYTHONUNBUFFERED": "1"}
-    settings = service_settings(model, asked)
+    settings = service_settings(read_environment(asked))
     log = log_dir / f"{name}.log"
     with log.open("wb") as out:
         process = subprocess.Popen(

@@ -72,12 +72,10 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess
         tmp_path_factory.mktemp("drafts"),
         "--max-tokens=2",
         KVASIR_SPECULATE="auto",
-        KVASIR_DRAFT_TOKENS="4",
         KVASIR_LOCAL_WORKERS="2",
         KVASIR_CTX=str(N_CTX),
         KVASIR_SLOTS="4",
         KVASIR_THREADS="1",
-        KVASIR_WORKER_THREADS="1",
     ) as started:
         yield started
 

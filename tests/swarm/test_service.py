@@ -47,7 +47,6 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess
         KVASIR_CTX="512",
         KVASIR_SLOTS="8",
         KVASIR_THREADS="1",
-        KVASIR_WORKER_THREADS="1",
     ) as started:
         yield started
 

@@ -40,7 +40,7 @@ def web_process(redis: RedisServer, directory: Path, **environment: str) -> Iter
             issue([KeyScope.GENERATE], "slow", per_minute=1).text,
             issue([KeyScope.METRICS], "metrics").text,
         )
-    limits = {"KVASIR_KEY_BURST": "100000", "KVASIR_ADDRESS_RATE": "100000", "KVASIR_ADDRESS_BURST": "100000"}
+    limits = {"KVASIR_KEY_RATE": "100000", "KVASIR_ADDRESS_RATE": "100000"}
     with log.open("w") as sink:
         process = subprocess.Popen(
             [sys.executable, "manage.py", "serve", "--port", "0"],

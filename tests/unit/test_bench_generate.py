@@ -6,7 +6,8 @@ import json
 import subprocess
 import sys
 
-from benchmarks.bench_generate import ROOT, ratio
+from benchmarks.bench_generate import ratio
+from benchmarks.shape.generate_decode import ROOT
 
 
 def test_quick_run_prints_the_named_keys() -> None:

@@ -22,7 +22,7 @@ from kvasir_site.supervisor.ports import check_port, free_port
 from kvasir_site.supervisor.redis_server import PrivateRedis, find_binary
 from kvasir_site.supervisor.runner import Supervisor
 from kvasir_site.supervisor.service import SamplePlan, ServiceUse, new_secret
-from kvasir_site.supervisor.settings import LOOPBACK, UpSettings
+from kvasir_site.supervisor.settings import UpSettings
 from kvasir_site.supervisor.state import only_one, write_state
 from kvasir_site.supervisor.terminal import Terminal
 
@@ -30,7 +30,7 @@ from kvasir_site.supervisor.terminal import Terminal
 class Command(BaseCommand):
     help = (
         "Bring up Redis, web server with relay, backbone and local workers; generate a sample; serve until Ctrl-C. "
-        "With KVASIR_ONCE=1 stop after the sample. docs/operate/deploy.md names all variables."
+        "With KVASIR_ONCE=1 stop after the sample. docs/operate/variables.md names all variables."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -87,7 +87,7 @@ class Command(BaseCommand):
         if chosen.redis_url:
             return None
         binary = find_binary()
-        port = chosen.redis_port or free_port()
+        port = free_port()
         terminal.say(f"redis: {binary.origin} {binary.path.name} on port {port}")
         return PrivateRedis(binary, port, new_secret())
 
@@ -102,8 +102,6 @@ def _with_ports(chosen: UpSettings) -> UpSettings:
         check_port(chosen.host, chosen.port, "KVASIR_PORT")
     for port in chosen.relay_ports:
         check_port(chosen.host, port, "KVASIR_RELAY_PORTS")
-    if chosen.redis_port and not chosen.redis_url:
-        check_port(LOOPBACK, chosen.redis_port, "KVASIR_REDIS_PORT")
     return replace(chosen, port=chosen.port or free_port(chosen.host))
 
 
