@@ -20,7 +20,7 @@ HOPS = {"HTTP", "socket", "Celery", "Redis", "SQL"}
 MOST_ROOMS = 8
 MOST_ENTRIES = 2  # of one room
 ITEM = re.compile(r"^\d+\. `([\w./]+)`(.*?)(?=^\d+\. |\Z)", re.MULTILINE | re.DOTALL)
-WAY = re.compile(r"-> \*\*([\w]+)\*\*")
+WAY = re.compile(r"->\s+\*\*([\w]+)\*\*")
 
 
 @dataclass(frozen=True, slots=True)
