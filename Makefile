@@ -36,14 +36,15 @@ demo: $(VENV)/.run  ## Without a service: two workers compute every expert, and 
 
 test: $(VENV)/.dev lint types unit  ## Everything that CI checks
 
-lint: $(VENV)/.dev  ## ruff and the import rules
+lint: $(VENV)/.dev  ## ruff, the import rules, and biome over the JavaScript
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports
+	@$(BIN)/python -m tools.check_javascript lint
 
 types: $(VENV)/.dev  ## mypy --strict, and tsc over the JavaScript
 	@$(BIN)/mypy
-	@$(BIN)/python -m tools.check_javascript
+	@$(BIN)/python -m tools.check_javascript types
 
 unit: $(VENV)/.dev  ## All tests; a third process uses what two leave of two cores while they wait
 	@$(BIN)/python -m pytest -n 3 --dist loadfile
@@ -52,7 +53,7 @@ coverage: $(VENV)/.dev  ## All tests with coverage, which takes a fifth longer
 	@$(BIN)/python -m pytest -n 3 --dist loadfile --cov --cov-report=term:skip-covered --cov-fail-under=85
 
 bench: $(VENV)/.dev  ## The benchmarks, one JSON line each
-	@for name in exact expert generate load relay serve market slices audit trace webgpu vs_llamacpp long_context fast full_shape threads overhead scale latency_hiding hot_cache wire speculate; do $(BIN)/python -m benchmarks.bench_$$name --json || exit 1; done
+	@for name in exact expert generate load relay serve market slices audit trace webgpu vs_llamacpp long_context full_shape threads overhead scale latency_hiding hot_cache wire speculate; do $(BIN)/python -m benchmarks.bench_$$name --json || exit 1; done
 
 docs: $(VENV)/.dev  ## The documentation as a site in run/docs/; a broken link fails
 	@$(BIN)/python -m sphinx -q -W --keep-going -b html docs run/docs

@@ -1,5 +1,5 @@
-"""The backbone: REST API, stream, backbone process, and the engine with the dense path of a model.
+"""The backbone: the REST API, the backbone process, and the engine with a model's dense path and router.
 
-`kvasir_site` enters by `api` and `tasks`.
-Outside `engine` and `process` it never imports torch, so that web processes start without it.
+`kvasir_site` enters by `api`, `tasks` and `service_settings`; people by the management commands.
+It never imports pages or the relay.
 """

@@ -1,4 +1,4 @@
-"""The API's table in Django's admin: keys, to look at, for staff. Their digests are never shown."""
+"""API keys in Django's admin, read-only for staff. Their digests are never shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Django's view of the backbone: it only brings the management commands; the engine is not imported here."""
+"""The Django app, with its model and management commands. It never imports the engine."""
 
 from __future__ import annotations
 

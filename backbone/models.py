@@ -1,7 +1,4 @@
-"""The API's rows in SQL: keys. `backbone.api.keys.store` is the only module that reads and writes them.
-
-The text of a key is never stored, only its SHA-256.
-"""
+"""The table of API keys, for `backbone.api.keys.store`. Only the SHA-256 of a key is stored, never its text."""
 
 from __future__ import annotations
 
@@ -9,13 +6,13 @@ from django.db import models
 
 
 class ApiKey(models.Model):
-    """A key of the REST API: what it allows, how often, until when, and whether it was taken back."""
+    """A key of the REST API: its scopes, rate, expiry, and revocation."""
 
     public_id = models.CharField(max_length=16, unique=True)
     digest = models.BinaryField(max_length=32)
     scopes = models.CharField(max_length=100)  # names with single blanks between them
     name = models.CharField(max_length=100)
-    per_minute = models.PositiveIntegerField(null=True, blank=True)  # requests; None: as the site's settings say
+    per_minute = models.PositiveIntegerField(null=True, blank=True)  # requests; None: the rate of the site's settings
     created = models.DateTimeField(auto_now_add=True)
     expires = models.DateTimeField(null=True, blank=True)
     revoked = models.DateTimeField(null=True, blank=True)

@@ -1,7 +1,7 @@
 """What one backbone process serves, and the command that starts one. Parsed by the site's settings, read at the start.
 
 The process is a Celery worker with one engine: `celery -A kvasir_site worker --pool=threads -c N -Q backbone`, where N
-is as many requests as may run and wait in it; `celery_command` writes it.
+is the number of requests that may run or wait in it; `celery_command` returns it.
 """
 
 from __future__ import annotations
@@ -41,11 +41,10 @@ class ServiceSettings:
     receipts_dir: Path = Path("run/receipts")  # where receipts wait for SQL
     sums_dir: Path = Path("run/sums")  # scales of models that are answered in sums
     speculate: str = "off"  # or auto: tokens that text or model suggest are computed ahead where it pays
-    draft_tokens: int = 8  # at most so many at once
-    n_traced_tokens: int = 64  # of so many of an answer's last tokens it is kept where they were computed
+    draft_tokens: int = 8  # at most, at once
+    n_traced_tokens: int = 64  # last tokens of an answer in its trace
     hot_bytes: int = 0  # of busy experts that the backbone computes itself while the others' rows travel
     device: str = "cpu"  # of the dense path
-    fast_rows: int = 0  # from so many rows on the fast dense path uses copies; 0: by measurement
     gpu_expert_bytes: int = 0  # memory of a GPU for experts that are computed here
 
     @property

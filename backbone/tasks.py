@@ -1,8 +1,8 @@
-"""The only place where Celery and the engine meet: one task, and the life of the process around it.
+"""Celery's task for a request, and the signals that start and stop the backbone process.
 
-The model is loaded in `worker_init`, so before the first request is taken. A request is acknowledged when its task
-begins and claimed in Redis by its first statement, so it is generated once or not at all. Time limits and revoking do
-nothing in a pool of threads: deadlines and cancels are the engine's.
+`worker_init` loads the model before the first request. A request is acknowledged when its task begins and then claimed
+in Redis, so it is generated at most once. Celery's time limits and revocation have no effect in a pool of threads: the
+engine handles deadlines and cancels.
 """
 
 from __future__ import annotations
@@ -27,25 +27,27 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _LAST_RESORT_S = 15.0
-_CHATTY = ("celery.worker.strategy", "celery.app.trace")  # two lines for each request
+_VERBOSE = ("celery.worker.strategy", "celery.app.trace")  # two lines for each request
 _process: BackboneProcess | None = None
 
 
 @worker_init.connect
 def load(sender: Any, **_: Any) -> None:
-    """Load the model, when this worker takes from the backbone's queue at all."""
-    global _process  # noqa: PLW0603  # one engine a process, as long as the process
+    """Load the model if this worker consumes the backbone's queue."""
+    global _process  # noqa: PLW0603  # one engine for the life of the process
     if QUEUE not in sender.app.amqp.queues.consume_from:
         return
-    logging.basicConfig(level=logging.INFO)  # Celery sets its own up only after this signal
-    for name in _CHATTY:
+    logging.basicConfig(level=logging.INFO)  # Celery sets up its logging after this signal
+    for name in _VERBOSE:
         logging.getLogger(name).setLevel(logging.WARNING)
     try:
         if not settings.KVASIR_SERVICE.model.is_file():
             raise ConfigError(
                 f"the model {settings.KVASIR_SERVICE.model} does not exist: set KVASIR_MODEL to a GGUF file"
             )
-        from backbone.process.backbone_process import BackboneProcess  # here, so that other workers need no torch
+        from backbone.process.backbone_process import (
+            BackboneProcess,
+        )  # imported here, so that other workers need no torch
 
         _process = BackboneProcess(settings.KVASIR_SERVICE, settings.CELERY_BROKER_URL, _end_process)
         _process.start()
@@ -56,21 +58,21 @@ def load(sender: Any, **_: Any) -> None:
 
 @worker_shutting_down.connect
 def drain(**_: Any) -> None:
-    """Celery now waits for the tasks; this lets them end in time. Called in a signal handler: it must not wait."""
+    """Let running tasks end in time, since Celery waits for them. Runs in a signal handler and must not block."""
     if _process is not None:
         threading.Thread(target=_process.drain, name="kvasir-drain", daemon=True).start()
 
 
 @worker_shutdown.connect
 def close(**_: Any) -> None:
-    """All tasks have ended."""
+    """Stop the process after all tasks have ended."""
     if _process is not None:
         _process.stop()
 
 
 @shared_task(name=TASK, ignore_result=True, acks_late=False)
 def generate(request_json: str) -> None:
-    """One request, from its beginning to its last event."""
+    """Serve one request until its last event."""
     if _process is None:
         logger.error("a request reached a process without an engine: start it with -Q %s", QUEUE)
         return
@@ -78,9 +80,9 @@ def generate(request_json: str) -> None:
 
 
 def _end_process() -> None:
-    """The engine is dead or hangs: leave, so that whoever supervises this process starts a new one."""
+    """End this process after a failure of the engine, so that its supervisor starts a new one."""
     os.kill(os.getpid(), signal.SIGTERM)
-    # A hanging engine's tasks never end, and Celery would wait for them.
+    # Tasks of a hanging engine never end, and Celery would wait for them.
     last_resort = threading.Timer(settings.KVASIR_SERVICE.stop_s + _LAST_RESORT_S, os._exit, (1,))
     last_resort.daemon = True
     last_resort.start()

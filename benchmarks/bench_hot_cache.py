@@ -16,11 +16,11 @@ from typing import Any
 from backbone.engine.dispatch.deadlines import DeadlineRule
 from backbone.engine.dispatch.dispatcher import ExpertDispatcher
 from backbone.engine.dispatch.hot_cache import HotCache
-from backbone.engine.sampling.params import SamplingParams
 from backbone.engine.serving.engine import Engine
 from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.serving.sequence import Sequence as EngineSequence
 from backbone.engine.serving.tally import Tally
+from backbone.sampling_params import SamplingParams
 from benchmarks.emulator.classes import PHONE, LinkClass, WorkerClass
 from benchmarks.emulator.clock import CpuLoop
 from benchmarks.emulator.swarm import EmulatedSwarm

@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from backbone.engine.dispatch.dispatcher import ExpertDispatcher
-from backbone.engine.sampling.params import SamplingParams
 from backbone.engine.serving.engine import Engine
 from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.serving.sequence import Sequence as EngineSequence
 from backbone.engine.swarm.transport import NoWorkers
+from backbone.sampling_params import SamplingParams
 from benchmarks.machine import describe_commit, describe_machine
 from benchmarks.serve.client import Stream, run_load
 from benchmarks.shape.generate_decode import DEMO_MODEL, NEVER, story_beginnings

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from backbone.engine.dispatch.dispatcher import ExpertDispatcher
-from backbone.engine.sampling.params import SamplingParams
 from backbone.engine.serving.engine import Engine
 from backbone.engine.serving.jobs import N_TRACED
 from backbone.engine.serving.loaded_model import LoadedModel
@@ -29,7 +28,8 @@ from backbone.engine.serving.sequence import Sequence as EngineSequence
 from backbone.engine.serving.shares import ShareMeter
 from backbone.engine.serving.token_sources import LastTokens
 from backbone.engine.swarm.transport import Transport
-from backbone.process.trace_mapping import request_trace
+from backbone.process.event_mapping import request_trace
+from backbone.sampling_params import SamplingParams
 from benchmarks.bench_generate import BATCHES
 from benchmarks.exact.sharded import two_workers
 from benchmarks.machine import describe_commit, describe_machine

@@ -21,7 +21,7 @@ from typing import Any
 from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.swarm.transport import NoWorkers
 from benchmarks.machine import describe_commit, describe_machine, memory_of
-from benchmarks.shape.batch_dependence import batch_dependence
+from benchmarks.shape.batch_dependence import is_batch_invariant
 from benchmarks.shape.generate_decode import decode
 from benchmarks.shape.model import QUICK as QUICK_SHAPE
 from benchmarks.shape.model import RealShape, model_bytes, require_room, write_real_shape
@@ -105,7 +105,7 @@ def measure(model: Path, plan: Plan, n_threads: int) -> Figures:
             pids[name] = process.pid
         speeds = _rounds(runs, plan)
         memory = {name: memory_of(pid) for name, pid in pids.items()}
-        invariant = batch_dependence(loaded, n_slot).is_invariant
+        invariant = is_batch_invariant(loaded, n_slot)
     peak = {name: both[0] for name, both in memory.items()}
     return Figures(speeds, peak, {name: both[1] for name, both in memory.items()}, invariant)
 

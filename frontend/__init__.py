@@ -1,5 +1,5 @@
-"""Pages: the contributing tab, dashboard, playground, rewards, operator.
+"""The pages: contribute, dashboard, playground, rewards, operator (README.md says how to make one).
 
-`kvasir_site.urls` enters by `urls`; README.md says how a page is made.
-It reads the market and nothing else.
+`kvasir_site` mounts `urls` and `live`, and sets `content_policy`.
+It never changes the market: forms go to the market's own views.
 """

@@ -1,4 +1,4 @@
-"""What the operator's page shows, read from SQL, Redis and the model's file. Called by `views_operator` in a thread.
+"""The facts of the operator's page, from SQL, Redis and the model's file. Called by `frontend.views` in a thread.
 
 It changes nothing. Lists are bounded: pages of nodes, the newest quarantines, the newest evidence of each.
 """
@@ -19,6 +19,8 @@ from redis.exceptions import RedisError
 from frontend.live.readings import Readings, read_swarm
 from kvasir.byte_sizes import format_size
 from market.coverage.model_facts import site_model
+from market.coverage.pulse import WorkerPulse
+from market.coverage.reading import WorkerCoverage
 from market.errors import MarketError
 from market.models.nodes import NodeToken
 from market.models.work import NodeTrust
@@ -35,7 +37,7 @@ _NEW = SavedTrust()
 
 @dataclass(frozen=True, slots=True)
 class NodeRow:
-    """A node: its row, what it is known for, and what it does now."""
+    """A node: its token, its standing and its present work."""
 
     token: NodeToken
     trust: SavedTrust
@@ -45,7 +47,7 @@ class NodeRow:
 
     @property
     def state(self) -> str:
-        """The word that says most: revoked, expired, quarantined, live, away, or nothing of a backbone."""
+        """The first that applies of revoked, expired, quarantined, live or away; empty for a backbone."""
         if self.token.revoked is not None:
             return "revoked"
         if self.token.expires is not None and self.token.expires <= timezone.now():
@@ -59,7 +61,7 @@ class NodeRow:
 
 @dataclass(frozen=True, slots=True)
 class Quarantined:
-    """A node in quarantine and what was proven, the newest first."""
+    """A node in quarantine with its evidence, the newest first."""
 
     node_id: str
     failures: int
@@ -69,7 +71,7 @@ class Quarantined:
 
 @dataclass(frozen=True, slots=True)
 class LayerGroup:
-    """Consecutive layers that are alike. Sizes are for people."""
+    """Consecutive layers of the same types and sizes. Sizes are formatted."""
 
     first: int
     last: int
@@ -81,7 +83,7 @@ class LayerGroup:
 
 
 def live_readings() -> tuple[Readings | None, str]:
-    """The swarm now, or why it cannot be seen."""
+    """Return the swarm now and an empty string, or None and the reason."""
     try:
         return read_swarm(service()), ""
     except MarketError as error:
@@ -91,7 +93,7 @@ def live_readings() -> tuple[Readings | None, str]:
 
 
 def nodes_page(search: str, number: str, readings: Readings | None) -> tuple[Page[Any], list[NodeRow]]:
-    """A page of nodes whose id, name or account has `search`: those that count first, then the newest."""
+    """Return a page of nodes whose id, name or account matches `search`: revoked ones last, the newest first."""
     wanted = search.strip()[:LONGEST_SEARCH]
     nodes = NodeToken.objects.select_related("account").annotate(is_over=Q(revoked__isnull=False))
     found = nodes.order_by("is_over", "-created", "-id")
@@ -102,11 +104,16 @@ def nodes_page(search: str, number: str, readings: Readings | None) -> tuple[Pag
     page = Paginator(found, NODES_PER_PAGE).get_page(number)
     tokens = list(page.object_list)
     trust = trust_of(token.public_id for token in tokens)
-    return page, [_row(token, trust.get(token.public_id, _NEW), readings) for token in tokens]
+    covering = {} if readings is None else {item.worker_id: item for item in readings.coverage.workers}
+    seen = {} if readings is None else readings.by_node
+    return page, [
+        _row(token, trust.get(token.public_id, _NEW), covering.get(token.public_id), seen.get(token.public_id))
+        for token in tokens
+    ]
 
 
 def quarantined_nodes() -> list[Quarantined]:
-    """Nodes that proven lies keep out, the last one first."""
+    """Return the nodes in quarantine, the newest first."""
     rows = list(NodeTrust.objects.filter(quarantined=True).order_by("-changed")[:MOST_QUARANTINED])
     evidence = evidence_of([row.node_id for row in rows], MOST_EVIDENCE)
     return [
@@ -116,7 +123,7 @@ def quarantined_nodes() -> list[Quarantined]:
 
 
 def model_facts() -> dict[str, Any]:
-    """The model and how it is cut, or {"problem": why not}."""
+    """Return the model and the settings of its slices, or {"problem": the reason}."""
     try:
         model = site_model()
     except MarketError as error:
@@ -143,10 +150,7 @@ def model_facts() -> dict[str, Any]:
     }
 
 
-def _row(token: NodeToken, trust: SavedTrust, readings: Readings | None) -> NodeRow:
-    covering = {} if readings is None else {item.worker_id: item for item in readings.coverage.workers}
-    seen = None if readings is None else readings.by_node.get(token.public_id)
-    covers = covering.get(token.public_id)
+def _row(token: NodeToken, trust: SavedTrust, covers: WorkerCoverage | None, seen: WorkerPulse | None) -> NodeRow:
     return NodeRow(
         token,
         trust,
@@ -157,7 +161,7 @@ def _row(token: NodeToken, trust: SavedTrust, readings: Readings | None) -> Node
 
 
 def _shown(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Evidence with a moment in place of its seconds."""
+    """Return evidence with a datetime in place of Unix seconds."""
     return {**facts, "at": datetime.fromtimestamp(float(facts["at"]), UTC)}
 
 

@@ -1,7 +1,7 @@
 """/static/: the files of `frontend/static` and of Django's admin, compressed and with an ETag, from any web process.
 
-No collecting, no other server, no hashed names: a browser asks each time and is told 304, so modules of two versions
-never meet. Types are listed here, because a wrong one stops modules, WASM or shaders.
+No collecting, no second server, no hashed names: a browser revalidates each file and gets 304, so it never mixes
+modules of two versions. Content types are listed here: browsers refuse modules, WASM and shaders with a wrong one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SMALLEST_COMPRESSED = 512
 
 @dataclass(frozen=True, slots=True)
 class StaticFile:
-    """A file's bytes; `compressed` is empty where that does not pay."""
+    """A file's bytes; `compressed` is empty if compression saves too little."""
 
     data: bytes
     compressed: bytes
@@ -45,7 +45,7 @@ class StaticFile:
 
 @require_safe
 async def static_file(request: HttpRequest, path: str) -> HttpResponse:
-    """One file, 304 for a browser that has it, 404 for what is not there or of no listed type."""
+    """Return a file, 304 for a browser that has it, 404 if it does not exist or its type is not listed."""
     found = finders.find(path)
     kind = TYPES.get(Path(path).suffix)
     if not isinstance(found, str) or kind is None or not Path(found).is_file():
@@ -70,7 +70,7 @@ async def static_file(request: HttpRequest, path: str) -> HttpResponse:
 
 @lru_cache(maxsize=1024)
 def _read(path: str, _changed_ns: int, _size: int) -> StaticFile:
-    """Read once for each version of the file: the arguments that are not used tell them apart."""
+    """Read each version of a file once: the unused arguments are part of the cache's key."""
     data = Path(path).read_bytes()
     compressed = gzip.compress(data, 9, mtime=0) if len(data) >= SMALLEST_COMPRESSED else b""
     if len(compressed) >= len(data) * 0.95:

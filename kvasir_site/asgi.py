@@ -14,7 +14,7 @@ pages = get_asgi_application()  # sets Django up: what follows may import models
 from django.urls import path  # noqa: E402
 
 from frontend.live.consumer import LiveConsumer  # noqa: E402
-from relay.site import service  # noqa: E402
+from relay.asgi import service  # noqa: E402
 from relay.slices.site import with_slices  # noqa: E402
 
 # Channels has no types, and Django's path is told of an ASGI application where it knows only views

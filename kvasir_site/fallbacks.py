@@ -8,7 +8,7 @@ from __future__ import annotations
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 
-from backbone.api import fallbacks as api_fallbacks
+from backbone.api import errors as api_errors
 from kvasir_site.page_middleware import is_for_people
 
 
@@ -16,4 +16,4 @@ def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
     """A path that nobody serves."""
     if is_for_people(request) and "text/html" in request.headers.get("Accept", ""):
         return render(request, "frontend/not_found.html", status=404)
-    return api_fallbacks.not_found(request, exception)
+    return api_errors.not_found(request, exception)

@@ -15,7 +15,7 @@ RUN_DIR = ENVIRONMENT[v.RUN_DIR].absolute()  # files that runs leave behind
 
 DEBUG = ENVIRONMENT[v.DEBUG]
 # Without a secret in the environment each start makes its own: sessions then end with the process, which is right for
-# a trial on one machine and wrong for a site, so docs/operate/variables.md asks for one.
+# a trial on one machine and wrong for a site, so docs/operate/deploy.md asks for one.
 SECRET_KEY = ENVIRONMENT[v.SECRET_KEY] or secrets.token_urlsafe(48)
 ALLOWED_HOSTS = [*ENVIRONMENT[v.ALLOWED_HOSTS]]
 
@@ -76,8 +76,7 @@ SESSION_COOKIE_SAMESITE = CSRF_COOKIE_SAMESITE = LANGUAGE_COOKIE_SAMESITE = "Lax
 LANGUAGE_CODE = "en"
 LANGUAGES = [("en", "English"), ("id", "Bahasa Indonesia")]
 
-# The relay's address as backbones see it, and its name in the directory (docs/reference/relay.md). Without REDIS_URL
-# there is no directory: one relay, whose address the backbone is told.
+# The relay (docs/reference/relay.md). Without REDIS_URL there is no directory: backbones are given one relay's address.
 RELAY_URL = ENVIRONMENT[v.RELAY_URL]
 # The address that workers are told, where they reach the relay by another name than backbones do.
 WORKER_RELAY_URL = ENVIRONMENT[v.WORKER_RELAY_URL]
@@ -125,8 +124,7 @@ KVASIR_PLAYGROUND_RATE = ENVIRONMENT[v.PLAYGROUND_RATE]
 DEMO_MODEL = v.DEMO_MODEL
 KVASIR_SERVICE = service_settings(ENVIRONMENT)  # what a backbone process serves
 
-# Slices over HTTP (docs/reference/slices.md): what one node and all together may download at once, what one may take
-# a second (0: no limit), and where else the model's file can be had in byte ranges.
+# Slices over HTTP (docs/reference/slices.md).
 KVASIR_SLICE_DOWNLOADS = ENVIRONMENT[v.SLICE_DOWNLOADS]
 KVASIR_SLICE_DOWNLOADS_ALL = 64
 KVASIR_SLICE_BYTES_PER_S = ENVIRONMENT[v.SLICE_BYTES_PER_S]

@@ -26,7 +26,7 @@ def service_settings(env: Environment) -> ServiceSettings:
         max_waiting=env[v.MAX_WAITING],
         speculate=env[v.SPECULATE],
         n_threads=env[v.THREADS] or None,
-        dense=env[v.DENSE],
+        dense=_dense(env),
         device=env[v.DEVICE],
         gpu_expert_bytes=env[v.GPU_EXPERT_BYTES],
         kernel=env[v.KERNEL],
@@ -42,6 +42,15 @@ def service_settings(env: Environment) -> ServiceSettings:
         worker_deadline_s=env[v.WORKER_DEADLINE_S],
         stop_s=env[v.STOP_S],
     )
+
+
+def _dense(env: Environment) -> str:
+    if env[v.DENSE] == "fast" and env[v.DEVICE] == "cpu":
+        raise ConfigError(
+            "KVASIR_DENSE=fast needs a CUDA device and KVASIR_DEVICE is cpu; set KVASIR_DENSE=kx1, which is faster on "
+            "a CPU, or KVASIR_DEVICE=cuda"
+        )
+    return env[v.DENSE]
 
 
 def _strict(env: Environment) -> bool:

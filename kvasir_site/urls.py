@@ -7,8 +7,8 @@ from django.urls import URLPattern, URLResolver, include, path
 
 from backbone.api import docs as api_docs
 from backbone.api.routes import api
-from backbone.api.swarm import health as api_health
-from frontend import views_sign_in
+from backbone.api.service import health as api_health
+from frontend import views as page_views
 from market import operator_views
 from market.api import api as market_api
 
@@ -20,13 +20,13 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("healthz", api_health.healthz),
     path("readyz", api_health.readyz),
     path("metrics", api_health.metrics),
-    path("admin/login/", views_sign_in.page),
+    path("admin/login/", page_views.sign_in),
     path("admin/", admin.site.urls),
     path("operator/nodes/<str:node_id>/revoke", operator_views.revoke, name="operator_revoke"),
     path("operator/nodes/<str:node_id>/release", operator_views.release, name="operator_release"),
     path("", include("frontend.urls")),
 ]
 
-handler400 = "backbone.api.fallbacks.bad_request"
+handler400 = "backbone.api.errors.bad_request"
 handler404 = "kvasir_site.fallbacks.not_found"
-handler500 = "backbone.api.fallbacks.server_error"
+handler500 = "backbone.api.errors.server_error"

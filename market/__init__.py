@@ -1,5 +1,5 @@
-"""Control plane: nodes and their tokens, coverage, scarcity, leases, rewards and the ledger.
+"""Control plane: nodes and tokens, coverage, scarcity, leases, the ledger of rewards.
 
-`kvasir_site.urls` enters by `api`; relay, backbone and pages ask its rooms.
-It never imports the relay, the backbone or torch.
+`kvasir_site` mounts `api`; the relay, the backbone's process and the pages enter by the rooms below.
+It never imports torch, the relay, the backbone or the pages.
 """

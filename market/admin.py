@@ -1,7 +1,7 @@
-"""The market's tables in Django's admin: to look at, for staff. Digests of secrets are never shown.
+"""The market's tables in Django's admin, read-only, for staff. Digests of secrets are never shown.
 
-Nothing is changed here: docs/reference/rewards.md and docs/reference/trust.md say how money and trust change, and the
-operator's page takes nodes back and releases them.
+Money and trust change only as docs/reference/rewards.md and docs/reference/trust.md describe; the operator's page
+revokes and releases nodes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ else:  # Django's own takes no parameter
 
 
 class LookOnly(_ModelAdmin):
-    """Lists and pages without anything to change."""
+    """Read-only lists and pages."""
 
     exclude = ("digest",)
     list_per_page = 50
@@ -41,7 +41,7 @@ class LookOnly(_ModelAdmin):
 
 @admin.register(Account)
 class AccountAdmin(LookOnly):
-    """Who owns nodes."""
+    """Owners of nodes."""
 
     list_display = ("public_id", "name", "created", "closed")
     search_fields = ("public_id", "name")
@@ -67,7 +67,7 @@ class InviteAdmin(LookOnly):
 
 @admin.register(WorkDay)
 class WorkDayAdmin(LookOnly):
-    """Days of work."""
+    """Days of work and their pay."""
 
     list_display = ("node_id", "day", "layer", "start", "stop", "row_experts", "microcredits", "reason")
     search_fields = ("node_id",)
@@ -75,7 +75,7 @@ class WorkDayAdmin(LookOnly):
 
 @admin.register(RateQuote)
 class RateQuoteAdmin(LookOnly):
-    """What nodes were promised."""
+    """Rates that nodes were quoted with their leases."""
 
     list_display = ("node_id", "layer", "start", "stop", "microcredits_per_row")
     search_fields = ("node_id",)
@@ -83,7 +83,7 @@ class RateQuoteAdmin(LookOnly):
 
 @admin.register(NodeTrust)
 class NodeTrustAdmin(LookOnly):
-    """What is known of nodes' honesty."""
+    """Standing of nodes."""
 
     list_display = ("node_id", "verified", "failures", "doubt", "quarantined", "changed")
     list_filter = ("quarantined",)
@@ -100,7 +100,7 @@ class EvidenceAdmin(LookOnly):
 
 @admin.register(LedgerEvent)
 class LedgerEventAdmin(LookOnly):
-    """What moved microcredits."""
+    """Events that moved microcredits."""
 
     list_display = ("event_id", "entry_type", "note", "at")
     list_filter = ("entry_type",)
@@ -109,7 +109,7 @@ class LedgerEventAdmin(LookOnly):
 
 @admin.register(LedgerEntry)
 class LedgerEntryAdmin(LookOnly):
-    """Each account's part of an event."""
+    """The postings of events."""
 
     list_display = ("event", "account", "microcredits")
     list_select_related = ("event", "account")
@@ -118,7 +118,7 @@ class LedgerEntryAdmin(LookOnly):
 
 @admin.register(LedgerBalance)
 class LedgerBalanceAdmin(LookOnly):
-    """The sum of each account's entries."""
+    """Balances of accounts."""
 
     list_display = ("account", "microcredits")
     list_select_related = ("account",)

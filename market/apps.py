@@ -1,4 +1,4 @@
-"""Django's entry for the market: nodes and their tokens now, coverage and rewards later."""
+"""Django's entry for the market."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What a client of the market is told when something is wrong. Raised by all of `market`, answered by `market.api`.
+"""The error that a client of the market receives. Raised in all of `market`, answered by `market.api`.
 
-Messages name the value that was wrong and what would be right; they never hold a secret.
+Messages name the wrong value and the allowed ones; they never hold a secret.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What staff may do to nodes from the operator's page: take one back, end a quarantine. `kvasir_site.urls` mounts them.
+"""The forms of the operator's page: revoke a node, end a quarantine. `kvasir_site.urls` mounts them.
 
-Forms of signed-in staff alone, checked by Django's session and CSRF. Each answers with a redirect to where the form
-was, saying what was done. Views block on SQL and Redis; Django runs them in a thread.
+Only for signed-in staff, checked by Django's session and CSRF. Each view redirects to the page of its form with the
+result. Views block on SQL and Redis; Django runs them in a thread.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from market.service import service
 @require_POST
 @staff_member_required
 def revoke(request: HttpRequest, node_id: str) -> HttpResponse:
-    """Take a node back: its token counts no more, and its coverage and promises end at once."""
+    """Revoke a node: its token, its coverage and its leases end at once."""
     try:
         tokens.revoke(node_id)
     except ConfigError as error:
@@ -34,7 +34,7 @@ def revoke(request: HttpRequest, node_id: str) -> HttpResponse:
 @require_POST
 @staff_member_required
 def release(request: HttpRequest, node_id: str) -> HttpResponse:
-    """End a node's quarantine; backbones hear of it in seconds, and it begins unproven."""
+    """End a node's quarantine: it starts again as unproven. Backbones learn of it within seconds."""
     try:
         trust_store.release(node_id)
     except ConfigError:
@@ -48,13 +48,13 @@ def _take_out(node_id: str) -> None:
     market.memory.forget_node(node_id)
     try:
         participation = market.participation()
-    except MarketError:  # a site without a model has no coverage to take it out of
+    except MarketError:  # a site without a model has no coverage
         return
     participation.store.leave(node_id)
 
 
 def _back(request: HttpRequest, done: str, node_id: str) -> HttpResponse:
-    """To the page that the form names, if it is one of this site's."""
+    """Redirect to the page that the form names, if it is on this site."""
     place = request.POST.get("next", "/")
     if not url_has_allowed_host_and_scheme(place, {request.get_host()}, require_https=request.is_secure()):
         place = "/"

@@ -1,10 +1,11 @@
-"""Bodies of the market's requests, with the fields as publicly documented. What they mean is docs/reference/market.md.
+"""The bodies of the market's requests, parsed by ninja, and the form of times in its answers.
 
-Read by ninja. Fields that are not named here are ignored: clients may say more of themselves than this site asks.
+Unknown fields are ignored: clients may send more than this site reads.
 """
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from ninja import Schema
@@ -13,7 +14,7 @@ from pydantic import Field, StrictInt
 Text = Annotated[str, Field(max_length=200)]
 NodeId = Annotated[str, Field(min_length=1, max_length=64)]
 LeaseId = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
-LARGEST = 1 << 53  # what every JSON reader holds exactly
+LARGEST = 1 << 53  # the largest whole number that every JSON parser keeps exactly
 
 
 class RegisterBody(Schema):
@@ -30,7 +31,7 @@ class RevokeBody(Schema):
 
 
 class CoverageBody(Schema):
-    """POST /api/expert-coverage. `segments` is read by `market.coverage.segments`."""
+    """POST /api/expert-coverage. `segments` is parsed by `market.coverage.participation`."""
 
     worker_id: NodeId
     model: Text
@@ -50,10 +51,15 @@ class CoverageBody(Schema):
 
 
 class VolunteerBody(Schema):
-    """POST /api/expert-volunteer: at least one of the two bounds. `ranges` has the form of `segments`."""
+    """POST /api/expert-volunteer: at least one of the two budgets. `ranges` has the form of `segments`."""
 
     worker_id: NodeId | None = None
     model: Text | None = None
     max_experts: Annotated[StrictInt, Field(ge=1, le=LARGEST)] | None = None
     budget_bytes: Annotated[StrictInt, Field(ge=0, le=LARGEST)] | None = None
     ranges: Any = None
+
+
+def iso(moment: datetime | None) -> str | None:
+    """Return a moment as UTC to the second, such as 2026-01-31T12:00:00Z."""
+    return None if moment is None else moment.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

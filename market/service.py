@@ -1,6 +1,6 @@
-"""The market of this process, made from Django's settings at the first question: Redis, the model, limits, threads.
+"""The market of this process, made from Django's settings at first use: Redis, the model, limits, threads.
 
-`market.api` asks `service()`; tests put in their own with `using`. Importing it opens nothing.
+`service()` returns it; tests replace it with `using`. Importing this module opens nothing.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ T = TypeVar("T")
 class MarketService:
     """Everything that the routes need. `facts` is called once, when a model is first needed, and may block.
 
-    `on_quote` is called, on a thread that may use SQL, with a node's id and the rate of its range before it hears of
-    it; when that raises, the worker hears so instead, and the promise ends with its lease.
+    `on_quote` is called with a node's id and the quote of its lease before the node receives the lease, on a thread
+    that may use SQL. When it raises, the node receives the error, and the lease expires unused.
     """
 
     def __init__(
         self,
         client: Redis,
-        market: MarketSettings,
+        settings: MarketSettings,
         facts: Callable[[], ModelFacts],
         clock: Clock = unix_ms,
         on_quote: Callable[[str, Quote], None] | None = None,
     ) -> None:
-        self.market = market
+        self.settings = settings
         self.client = client
         self.clock = clock
         self.on_quote = on_quote
@@ -62,14 +62,14 @@ class MarketService:
         return ThreadPoolExecutor(N_THREADS, thread_name_prefix="market")
 
     def participation(self) -> Participation:
-        """The market of the site's model. Raises MarketError 503 when there is none."""
+        """Return the market of the site's model. Raises MarketError 503 when the model cannot be read."""
         with self._lock:
             if self._participation is None:
-                self._participation = Participation(self.client, self._facts(), self.market, self.clock)
+                self._participation = Participation(self.client, self._facts(), self.settings, self.clock)
             return self._participation
 
     async def call(self, function: Callable[[], T]) -> T:
-        """Run what blocks on Redis on one of the market's threads. Raises MarketError 503 after the deadline."""
+        """Run a function that blocks on Redis on a thread of the market. Raises MarketError 503 at the deadline."""
         try:
             async with asyncio.timeout(ANSWER_DEADLINE_S):
                 return await asyncio.get_running_loop().run_in_executor(self._pool, function)
@@ -77,13 +77,13 @@ class MarketService:
             raise MarketError(503, "market_slow", "the market did not answer in time", retry_after_s=5) from None
 
     def close(self) -> None:
-        """End the threads and the connections."""
+        """Stop the threads and close the connections."""
         self._pool.shutdown(wait=False, cancel_futures=True)
         self.client.close()
 
 
 def redis_client(url: str) -> Redis:
-    """A client whose calls end within seconds when Redis does not answer."""
+    """Return a client whose calls fail within seconds when Redis does not answer."""
     pool = BlockingConnectionPool.from_url(
         url,
         max_connections=2 * N_THREADS,
@@ -99,7 +99,7 @@ _making = Lock()
 
 
 def service() -> MarketService:
-    """The one in use."""
+    """Return the market of this process."""
     with _making:
         if not _current:
             client = redis_client(settings.CELERY_BROKER_URL)
@@ -111,7 +111,7 @@ def service() -> MarketService:
 
 @contextmanager
 def using(other: MarketService) -> Iterator[None]:
-    """Another one until the end, for tests and benchmarks."""
+    """Use another market until the context ends, for tests and benchmarks."""
     _current.append(other)
     try:
         yield

@@ -1,7 +1,4 @@
-"""The market's settings as the operator gave them, parsed loudly where the environment is read.
-
-`kvasir_site` makes one of these into `settings.KVASIR_MARKET`; all of `market` reads it from there.
-"""
+"""The market's settings. `kvasir_site` parses them from the environment into `settings.KVASIR_MARKET`."""
 
 from __future__ import annotations
 
@@ -24,12 +21,12 @@ class Registration(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MarketSettings:
-    """Defaults are those of a fresh installation. Leases in seconds."""
+    """The defaults are those of a new installation."""
 
     registration: Registration = Registration.OPEN
     targets: TargetBounds = field(default_factory=lambda: TargetBounds(2, 8))
-    lease_s: float = 45.0  # of a heartbeat: three of those that are sent every 15 s
-    volunteer_lease_s: float = 60.0  # of a promise, and what is added at the slowest download that is waited for
+    lease_s: float = 45.0  # of a heartbeat, sent every 15 s: two may be lost
+    volunteer_lease_s: float = 60.0  # of a range, plus the time of its download at the slowest speed
     node_days: int = 30
     nodes_per_account: int = 1000
     register_rate: Rate = field(default_factory=lambda: Rate(per_minute=10, burst=50))  # of an address
@@ -40,6 +37,6 @@ class MarketSettings:
 
     @classmethod
     def from_django(cls) -> MarketSettings:
-        """The site's settings."""
-        market: MarketSettings = settings.KVASIR_MARKET
-        return market
+        """Return the site's settings."""
+        found: MarketSettings = settings.KVASIR_MARKET
+        return found

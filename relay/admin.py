@@ -1,4 +1,4 @@
-"""The relay's table in Django's admin: to look at, for staff."""
+"""The relay's table in Django's admin, read-only, for staff."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from relay.models import EdgeUsage
 
 @admin.register(EdgeUsage)
 class EdgeUsageAdmin(LookOnly):
-    """What each edge carried."""
+    """The usage of each edge."""
 
     list_display = ("edge", "relay_id", "worker_token", "backbone_token", "began", "seconds", "mood")
     search_fields = ("worker_token", "backbone_token", "relay_id")

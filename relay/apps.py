@@ -6,7 +6,7 @@ from django.apps import AppConfig
 
 
 class RelayConfig(AppConfig):
-    """Names the app; nothing runs at start."""
+    """Names the app. Nothing runs at start."""
 
     name = "relay"
     verbose_name = "Relay"

@@ -1,4 +1,4 @@
-"""The relay's rows in SQL: one per edge, written when the edge has ended. `relay.sockets.usage` writes them."""
+"""The relay's rows in SQL: one for each edge that has ended. `relay.sockets.usage` writes them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from django.db import models
 
 
 class EdgeUsage(models.Model):
-    """What one edge carried, and its mood: why it ended."""
+    """The usage of one edge, and its mood: why it ended."""
 
     relay_id = models.CharField(max_length=64)
     edge = models.BigIntegerField()

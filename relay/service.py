@@ -1,7 +1,7 @@
-"""One relay process: hub, application, chores in the background, and an orderly stop.
+"""One relay process: hub, application, background chores, and an orderly stop.
 
-`kvasir_site.asgi` mounts its application and `serving` starts and stops it. Chores: announce this relay in the
-directory, write usage records, end sockets whose token counts no more or whose other end does not read.
+`relay.asgi` makes one and `manage.py serve` starts and stops it. Chores: announce this relay in the directory, write
+usage records, close sockets whose token is no longer valid or whose other end does not read.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from relay.sockets.hub import Hub, HubLimits
 from relay.sockets.usage import UsageBook, write_usage
 from relay.sql_thread import SqlThread
 
-DRAIN_DEADLINE_S = 10.0  # from the goodbye until sockets are closed, answered or not
+DRAIN_DEADLINE_S = 10.0  # for requests to be answered, and again for sockets to close
 LOOK_EVERY_S = 0.05  # while draining
 
 log = logging.getLogger(__name__)
 
 
 class RelayService:
-    """Made once in a process. `start` and `stop` on the event loop that serves the sockets."""
+    """A relay process. Call `start` and `stop` on the event loop that serves the sockets."""
 
     def __init__(
         self,
@@ -48,13 +48,13 @@ class RelayService:
         self.application = RelayApplication(self.hub, self._check_token)
 
     def start(self) -> None:
-        """Begin the chores."""
+        """Start the chores."""
         warn_without_unmasking()
         self._chores = asyncio.get_running_loop().create_task(self._do_chores())
         log.info("relay %s serves%s", self.relay_id, f" as {self._url}" if self._url else "")
 
     async def stop(self, reason: str = "planned stop") -> None:
-        """Say goodbye, let what is under way be answered (within a deadline), close every socket."""
+        """Announce the stop, wait within a deadline for the answers under way, and close every socket."""
         self.hub.announce_stop(reason)
         if self._chores is not None:
             self._chores.cancel()
@@ -62,7 +62,7 @@ class RelayService:
             await self._try("leaving the directory", lambda: self._directory.withdraw(self.relay_id))
         await self._until(lambda: self.hub.n_owed == 0, DRAIN_DEADLINE_S)
         self.hub.close_all(reason)
-        await self._until(lambda: not self.hub.stations, DRAIN_DEADLINE_S)
+        await self._until(lambda: not self.hub.sessions, DRAIN_DEADLINE_S)
         await self._write_usage()
         self._sql.close()
 
@@ -79,24 +79,24 @@ class RelayService:
             await asyncio.sleep(REFRESH_EVERY_S)
 
     async def _end_tokens(self) -> None:
-        in_use = {station.token_id for station in self.hub.stations}
+        in_use = {session.token_id for session in self.hub.sessions}
         reasons = await self._sql.call(tokens.ended, in_use) if in_use else {}
-        for station in self.hub.stations:
-            reason = reasons.get(station.token_id)
-            if reason is not None and not station.is_closing:
-                self.hub.dismiss(station, Refuse(RefuseCode.TOKEN, clipped(f"token {station.token_id}: {reason}")))
+        for session in self.hub.sessions:
+            reason = reasons.get(session.token_id)
+            if reason is not None and session.is_open:
+                self.hub.dismiss(session, Refuse(RefuseCode.TOKEN, clipped(f"token {session.token_id}: {reason}")))
 
     async def _write_usage(self) -> None:
         records = self._usage.take()
         if records and not await self._try("writing usage", lambda: self._sql.call(write_usage, records)):
             self._usage.put_back(records)
 
-    async def _try(self, what: str, work: Callable[[], Awaitable[None]]) -> bool:
-        """Do a chore; one that fails is logged and tried again later, and disturbs no socket."""
+    async def _try(self, name: str, work: Callable[[], Awaitable[None]]) -> bool:
+        """Do a chore and return whether it succeeded. A failure is logged, and disturbs no socket."""
         try:
             await work()
         except Exception:
-            log.warning("%s failed, it is tried again in %g s", what, REFRESH_EVERY_S, exc_info=True)
+            log.warning("%s failed; next attempt in %g s", name, REFRESH_EVERY_S, exc_info=True)
             return False
         return True
 
@@ -107,7 +107,7 @@ class RelayService:
 
 
 def warn_without_unmasking() -> None:
-    """Warn when the C code that unmasks what clients send is missing: every byte then costs many times the CPU."""
+    """Warn when the C code that unmasks received bytes is missing: each byte then takes many times the CPU."""
     from autobahn.websocket import USES_NVX
 
     if not USES_NVX:

@@ -1,6 +1,6 @@
-"""A thread for the relay's few questions to SQL, so that no frame ever waits for a database.
+"""A thread for the relay's few SQL queries, so that no frame waits for a database.
 
-`service` owns one. Calls are made one after another; each starts with a usable connection.
+`relay.service` and the slice server own one each. Calls run one after another, each with a usable connection.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class SqlThread:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="relay-sql")
 
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The function's result. Whatever it raises rises here."""
+        """Run the function on the thread and return its result. Its exceptions are raised here."""
 
         def run() -> T:
             close_old_connections()
@@ -32,5 +32,5 @@ class SqlThread:
         return await asyncio.get_running_loop().run_in_executor(self._executor, run)
 
     def close(self) -> None:
-        """Let what has begun end, and take no more."""
+        """Wait for the calls that have begun, and take no more."""
         self._executor.shutdown(wait=True)

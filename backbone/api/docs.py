@@ -1,6 +1,6 @@
-"""/v1/docs: the browsable page of the API, from files of the installed ninja package, under a strict policy.
+"""/v1/docs: the API's browsable page, from files of the installed ninja package, under a strict content policy.
 
-It needs no internet, no static file server and no inline script. Mounted by `kvasir_site.urls`.
+`kvasir_site.urls` mounts it. It needs no internet, no static file server and no inline script.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _PAGE = """\
 
 @require_safe
 def page(_request: HttpRequest) -> HttpResponse:
-    """The page."""
+    """Return the page."""
     response = HttpResponse(_PAGE)
     response["Content-Security-Policy"] = _POLICY
     response["Cache-Control"] = "no-cache"
@@ -62,7 +62,7 @@ def page(_request: HttpRequest) -> HttpResponse:
 
 @require_safe
 def file(request: HttpRequest, name: str) -> HttpResponse:
-    """One of the page's files."""
+    """Return one of the page's files."""
     if name not in _TYPES:
         raise Http404(f"the API's page has no file {name!r}")
     data, tag = _read(name)

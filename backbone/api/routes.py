@@ -1,123 +1,132 @@
-"""The OpenAI-compatible REST API: routes and nothing else. `kvasir_site.urls` mounts it at /v1/.
+"""The routes of the OpenAI-compatible REST API, which `kvasir_site.urls` mounts at /v1/, and its JSON parser.
 
-A view checks, asks `chat.generation` and hands on; what is typed is in `chat.schemas`, errors in `api.errors`.
+ninja checks the key (`keys.auth`) and the body (`chat.schemas`) before a view runs; every exception becomes an error of
+`errors`.
 """
 
 from __future__ import annotations
 
-from typing import NoReturn, TypeVar
+import json
+import re
+from typing import Any, NoReturn, TypeVar
 
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.http.response import HttpResponseBase
 from ninja import NinjaAPI
 from ninja.errors import HttpError, ValidationError
+from ninja.parser import Parser
 
 from backbone.api.chat.generation import Generation
-from backbone.api.chat.replies import whole_reply
-from backbone.api.chat.reply_schemas import (
-    ChatReply,
-    CompletionReply,
-    ErrorReply,
-    GuestKeyReply,
-    ModelList,
-    ModelReply,
-    RequestReply,
-    TraceReply,
-)
+from backbone.api.chat.replies import EventStream, StreamWriter, first_events, stream_parts, whole_reply
 from backbone.api.chat.requests import Asked, RequestMaker
-from backbone.api.chat.schemas import ChatBody, CompletionBody
-from backbone.api.chat.streaming import EventStream, StreamWriter, first_events, stream_parts
+from backbone.api.chat.schemas import ChatBody, ChatReply, CompletionBody, CompletionReply
 from backbone.api.errors import ApiError, from_exception
-from backbone.api.keys.auth import ApiKeyAuth, asking_key
-from backbone.api.keys.guests import check_guest, guest_key
+from backbone.api.keys.auth import ApiKeyAuth, asking_key, check_guest, guest_key
 from backbone.api.keys.store import KeyScope
-from backbone.api.parser import StrictParser
+from backbone.api.message_store import message_store
+from backbone.api.schemas import ErrorReply, GuestKeyReply, ModelList, ModelReply, RequestReply, StrictModel, TraceReply
+from backbone.api.service.metrics import METRICS, Measurement
+from backbone.api.service.records import record_reply, trace_reply
 from backbone.api.settings import ApiSettings
-from backbone.api.swarm.metrics import METRICS, Measurement
-from backbone.api.swarm.records import record_reply
-from backbone.api.swarm.traces import trace_reply
-from backbone.api.swarm.world import swarm
 from backbone.stream.directory import ModelEntry
 
-_MARGIN_S = 30.0  # a reader waits so much longer than queue and engine may take together
+_MARGIN_S = 30.0  # a reader waits this much longer than queue and engine may take together
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 Reply = TypeVar("Reply", bound=HttpResponseBase)
-_ERRORS = {400, 401, 403, 404, 411, 413, 429, 500, 502, 503, 504}
+_ERRORS = frozenset({400, 401, 403, 404, 411, 413, 429, 500, 502, 503, 504})
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+class StrictParser(Parser):
+    """Refuses what Python's JSON reader accepts: NaN, infinity, a name twice, half of a surrogate pair."""
+
+    def parse_body(self, request: HttpRequest) -> dict[str, Any]:
+        """Return the body's JSON, of any type. Raises ApiError."""
+        try:
+            body: dict[str, Any] = json.loads(request.body, parse_constant=_refuse, object_pairs_hook=_unique)
+            if _SURROGATE.search(request.body):
+                json.dumps(body, ensure_ascii=False).encode()
+        except (ValueError, RecursionError) as error:
+            raise ApiError(400, "invalid_json", f"the body is not valid JSON: {str(error)[:200]}") from error
+        return body
+
+
+def _refuse(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) != len(pairs):
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise ValueError(f"an object has the name {twice[:80]!r} twice")
+    return values
+
+
+def _replies(kind: type[StrictModel]) -> dict[Any, type[StrictModel]]:
+    return {200: kind, _ERRORS: ErrorReply}
+
 
 api = NinjaAPI(
     title="Kvasir",
     version="1",
     description="An OpenAI-compatible API of a model whose experts are computed by a swarm. See docs/use/api.md.",
     urls_namespace="api",
-    docs_url=None,  # api_docs serves the page: from package files, under a strict policy
+    docs_url=None,  # `docs` serves the page under a strict content policy
     openapi_url="/openapi.json",
     auth=ApiKeyAuth(KeyScope.GENERATE),
     parser=StrictParser(),
 )
 
 
-@api.get("/models", response={200: ModelList, frozenset(_ERRORS): ErrorReply}, summary="Models that are served now")
+@api.get("/models", response=_replies(ModelList), summary="Models that are served now")
 async def models(request: HttpRequest) -> HttpResponse:
-    """All models of the backbones that live."""
-    entries = [_model(entry) for entry in await swarm().models()]
+    """List the models of all running backbones."""
+    entries = [_model(entry) for entry in await message_store().models()]
     return _counted(request, JsonResponse({"object": "list", "data": entries}))
 
 
-@api.get("/models/{path:model_id}", response={200: ModelReply, frozenset(_ERRORS): ErrorReply}, summary="One model")
+@api.get("/models/{path:model_id}", response=_replies(ModelReply), summary="One model")
 async def model(request: HttpRequest, model_id: str) -> HttpResponse:
-    """One model by its name."""
+    """Return one model by its name."""
     return _counted(request, JsonResponse(_model(await _served(model_id))))
 
 
-@api.post(
-    "/completions", response={200: CompletionReply, frozenset(_ERRORS): ErrorReply}, summary="Go on from a prompt"
-)
+@api.post("/completions", response=_replies(CompletionReply), summary="Complete a prompt")
 async def completions(request: HttpRequest, body: CompletionBody) -> HttpResponseBase:
-    """One or several prompts, `n` choices for each. With `stream.client`: server-sent events."""
+    """Complete one or several prompts, with `n` choices for each. With `stream`: server-sent events."""
     return await _answer(request, _maker(request).completion(body))
 
 
-@api.post("/chat/completions", response={200: ChatReply, frozenset(_ERRORS): ErrorReply}, summary="Answer to messages")
+@api.post("/chat/completions", response=_replies(ChatReply), summary="Answer messages")
 async def chat_completions(request: HttpRequest, body: ChatBody) -> HttpResponseBase:
-    """Messages, put into a prompt by the model's own chat template. With `stream.client`: server-sent events."""
+    """Answer messages by the model's own chat template. With `stream`: server-sent events."""
     return await _answer(request, _maker(request).chat(body))
 
 
-@api.get(
-    "/requests/{request_id}",
-    response={200: RequestReply, frozenset(_ERRORS): ErrorReply},
-    summary="The record of a request that has ended",
-)
+@api.get("/requests/{request_id}", response=_replies(RequestReply), summary="The record of a request that has ended")
 async def request_record(request: HttpRequest, request_id: str) -> HttpResponse:
-    """With the key that sent the request. A lie that is found later is added to it."""
+    """Return the record to the key that sent the request. Lies that are proven later are added to it."""
     reply = await record_reply(request_id, asking_key(request).public_id)
     return _counted(request, JsonResponse(reply))
 
 
-@api.get(
-    "/requests/{request_id}/trace",
-    response={200: TraceReply, frozenset(_ERRORS): ErrorReply},
-    summary="Where the last tokens of a request were computed",
-)
+@api.get("/requests/{request_id}/trace", response=_replies(TraceReply), summary="Where a request was computed")
 async def request_trace(request: HttpRequest, request_id: str) -> HttpResponse:
-    """With the key that sent the request, within an hour of its end."""
+    """Return where the last tokens were computed, to the key that sent the request, for an hour after its end."""
     reply = await trace_reply(request_id, asking_key(request).public_id)
     return _counted(request, JsonResponse(reply))
 
 
-@api.post(
-    "/playground/key",
-    auth=None,
-    response={200: GuestKeyReply, frozenset(_ERRORS): ErrorReply},
-    summary="A visitor's key, which soon ends",
-)
+@api.post("/playground/key", auth=None, response=_replies(GuestKeyReply), summary="A guest's key")
 async def playground_key(request: HttpRequest) -> HttpResponse:
-    """Without a key. Each address gets few, and may ask little with all of them together."""
+    """Issue a guest's key without authentication. All guests of an address share its low limits."""
     return _counted(request, JsonResponse(await guest_key(request)))
 
 
 def _refuse_other_methods(path: str, allowed: str) -> None:
-    """Answer every other method on this path in the API's own shape."""
+    """Answer all other methods on this path with an error in the API's form."""
 
     async def not_allowed(request: HttpRequest) -> HttpResponse:
         response = ApiError(
@@ -141,12 +150,12 @@ for _path, _allowed in (
 
 @api.api_operation(list(_METHODS), "/{path:rest}", auth=None, include_in_schema=False)
 async def nothing_here(request: HttpRequest, rest: str) -> NoReturn:
-    """Paths that are not ours."""
+    """Refuse unknown paths."""
     raise ApiError(404, "unknown_url", f"there is no {request.method} /v1/{rest[:200]} in this API")
 
 
 def on_exception(request: HttpRequest, error: Exception | type[Exception]) -> HttpResponse:
-    """Every exception of a view as an error in OpenAI's shape."""
+    """Answer any exception of a view with an error in OpenAI's form."""
     return _counted(request, from_exception(error if isinstance(error, Exception) else error()).response())
 
 
@@ -159,12 +168,12 @@ def _maker(request: HttpRequest) -> RequestMaker:
 
 
 async def _answer(request: HttpRequest, asked: Asked) -> HttpResponseBase:
-    """Queue what was asked and give the reply, whole or as a stream. Raises ApiError."""
+    """Queue the requests and return the reply, whole or as a stream. Raises ApiError."""
     check_guest(asking_key(request), asked)
     await _served(asked.model)
     limits = ApiSettings.from_django()
     generation = Generation(
-        swarm(),
+        message_store(),
         asked.requests,
         patience_s=limits.queue_wait_s + limits.deadline_s + _MARGIN_S,
         measure=Measurement(METRICS, _endpoint(request)),
@@ -177,7 +186,7 @@ async def _answer(request: HttpRequest, asked: Asked) -> HttpResponseBase:
             stream["X-Request-Id"] = asked.reply_id
             return _counted(request, stream)
         reply = JsonResponse(await whole_reply(generation, asked))
-    except BaseException:  # a client that went away is a CancelledError
+    except BaseException:  # a disconnected client is a CancelledError
         generation.close()
         raise
     reply["X-Request-Id"] = asked.reply_id
@@ -185,15 +194,17 @@ async def _answer(request: HttpRequest, asked: Asked) -> HttpResponseBase:
 
 
 async def _served(name: str) -> ModelEntry:
-    """The model of this name. Raises ApiError when it, or every model, is missing."""
-    entries = await swarm().models()
+    """Return the model of this name. Raises ApiError if it is not served, or no model is."""
+    entries = await message_store().models()
     for entry in entries:
         if entry.name == name:
             return entry
     if not entries:
         raise ApiError(503, "no_backbone", "no backbone is running", retry_after_s=5)
     known = ", ".join(entry.name for entry in entries[:10])
-    raise ApiError(404, "model_not_found", f"the model {name[:200]!r} is not served; there is {known}", param="model")
+    raise ApiError(
+        404, "model_not_found", f"the model {name[:200]!r} is not served; available are {known}", param="model"
+    )
 
 
 def _model(entry: ModelEntry) -> dict[str, object]:
@@ -207,7 +218,7 @@ def _model(entry: ModelEntry) -> dict[str, object]:
 
 
 def _endpoint(request: HttpRequest) -> str:
-    """A name for the counters; there are few, whatever paths are asked for."""
+    """Return the name for the counters, one of a few for any path."""
     name = request.path_info.removeprefix("/v1/").split("/")[0]
     return name if name in {"completions", "chat", "models", "playground", "requests"} else "other"
 

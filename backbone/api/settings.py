@@ -1,7 +1,4 @@
-"""The API's limits as an operator sets them, read once from Django's settings.
-
-Every number is checked where the environment is read (`kvasir_site.settings`), so nothing here can be malformed.
-"""
+"""The API's limits, read from Django's settings, which validate every value."""
 
 from __future__ import annotations
 
@@ -9,14 +6,14 @@ from dataclasses import dataclass
 
 from django.conf import settings
 
-from backbone.api.keys.limits import Rate
+from market.nodes.rate_limits import Rate
 
 
 @dataclass(frozen=True, slots=True)
 class ApiSettings:
-    """Rates are a key's, an address's, and that of an address's guests.
+    """The rates are those of a key, of an address, and of an address's guests.
 
-    `proxy_hops` proxies of the operator's own stand before the server.
+    `proxy_hops` is the number of the operator's own proxies in front of the server.
     """
 
     body_limit: int
@@ -31,7 +28,7 @@ class ApiSettings:
 
     @classmethod
     def from_django(cls) -> ApiSettings:
-        """From the site's settings."""
+        """Return the site's settings."""
         return cls(
             body_limit=settings.KVASIR_BODY_LIMIT,
             deadline_s=settings.KVASIR_REQUEST_DEADLINE_S,

@@ -1,8 +1,7 @@
 """One backbone process: a model, its engine service, and the threads that connect it to Redis.
 
-`tasks` starts it before the first request is taken and hands each request to `generate`, which returns when the
-request's stream has ended. The rules of a request's life: it is taken once, it always gets a last event, and nothing
-here waits for ever.
+`backbone.tasks` starts it before the first request and calls `generate` for each request, which returns when the
+request's stream has ended. A request is generated at most once and always gets a last event; every wait has a deadline.
 """
 
 from __future__ import annotations
@@ -47,14 +46,14 @@ logger = logging.getLogger(__name__)
 
 _REDIS_TIMEOUT_S = 2.0
 _MAX_CONNECTIONS = 1024
-_LATE_S = 30.0  # after its deadline a request's stream must have ended; then the task gives up on it
+_LATE_S = 30.0  # after a request's deadline; if its stream has not ended by then, the task gives up
 _NOT_TAKEN_WAIT_S = 10.0
 _NOT_TAKEN = Failed(503, "redis_lost", "the message store could not be reached; send the request again")
 _NOT_READ = Failed(500, "engine_error", "the backbone could not read this request")
 
 
 def redis_connection(url: str) -> Redis:
-    """The process's client: every command ends within seconds, a connection that went stale is dialled again once."""
+    """Return the process's client. Every command ends within seconds; a stale connection is reopened once."""
     return Redis.from_url(
         url,
         decode_responses=True,
@@ -68,10 +67,10 @@ def redis_connection(url: str) -> Redis:
 
 
 class BackboneProcess:
-    """Everything that lives as long as the process. `start`, then `generate` from many threads, then `stop`."""
+    """Call `start`, then `generate` from many threads, then `stop`."""
 
     def __init__(self, settings: ServiceSettings, redis_url: str, on_sick: Callable[[], None]) -> None:
-        """Opens the model and dials the workers. `on_sick` is called when the engine is dead: the process must end."""
+        """Open the model and connect to workers. `on_sick` is called if the engine fails: the process must end then."""
         self.id = f"{socket.gethostname()}-{secrets.token_hex(4)}-{os.getpid()}"
         self._settings = settings
         self._stack = ExitStack()
@@ -83,9 +82,9 @@ class BackboneProcess:
             settings.model_name, self._loaded.tokenizer, self._loaded.index.metadata, settings.max_deadline_s
         )
         entry = directory_entry(settings, self._loaded, self._sum_scale, has_chat=self._intake.has_chat)
-        self._market = MarketLink(settings, self.id, self._loaded, self._transport, self._redis, settings.receipts_dir)
+        self._market = MarketLink(settings, self.id, self._loaded, self._transport, self._redis)
         exposures, records = self._market.guard.exposures, self._market.records
-        self._mapper = EventMapper(self.id, entry.name, entry.fingerprint, self._loaded.tokenizer, exposures)
+        self._mapper = EventMapper(self.id, entry, self._loaded.tokenizer, exposures)
         self._writer = EventWriter(self._redis, self._lose_store, before_ends=records.end)
         self._hot: HotCache | None = None
         if settings.hot_bytes:
@@ -108,7 +107,7 @@ class BackboneProcess:
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Begin to step and to give signs of life."""
+        """Start the engine and the threads; the heartbeat comes after the engine."""
         self._market.start()
         self._writer.start()
         self._service.start()
@@ -117,12 +116,12 @@ class BackboneProcess:
         logger.info("backbone %s serves %s", self.id, self._settings.model_name)
 
     def drain(self) -> None:
-        """Refuse what comes, let what runs finish for a while, and end the rest with a typed error."""
+        """Refuse new requests, let running ones finish for `stop_s`, and end the rest with a typed error."""
         self._is_leaving = True
         self._service.stop(self._settings.stop_s)
 
     def stop(self) -> None:
-        """Drain, then end all threads and close everything."""
+        """Drain, then stop all threads and close all connections."""
         self.drain()
         self._writer.stop(5.0)
         self._listener.stop()
@@ -132,11 +131,11 @@ class BackboneProcess:
         self._stack.close()
 
     def generate(self, text: str) -> None:
-        """Serve one request from its JSON; returns when its stream has ended. Never raises for what is in it."""
+        """Serve one request from its JSON; return when its stream has ended. Never raises for an invalid request."""
         try:
             request = GenerationRequest.from_json(text)
         except KvasirError:
-            logger.exception("a task is no request of this version: its reader will time out")
+            logger.exception("a task holds no request of this version: its reader will time out")
             return
         with self._lock:
             if request.request_id in self._writer.request_ids:
@@ -148,8 +147,8 @@ class BackboneProcess:
         try:
             self._serve(request, stream)
         except RedisError as error:
-            # It may have been taken all the same. Should another one have its stream, this entry is refused there.
-            logger.error("request %s could not be taken: %s", request.request_id, error)
+            # The claim may have succeeded. If another backbone writes this stream, Redis refuses this entry.
+            logger.error("request %s could not be claimed: %s", request.request_id, error)
             self._writer.put([(request.request_id, _NOT_TAKEN)])
             stream.finished.wait(_NOT_TAKEN_WAIT_S)
         finally:
@@ -169,7 +168,7 @@ class BackboneProcess:
         else:
             self._submit(request)
         if not stream.finished.wait(min(request.deadline_s, self._settings.max_deadline_s) + _LATE_S):
-            logger.error("request %s has no end long after its deadline: given up", request_id)
+            logger.error("request %s has not ended long after its deadline: cancelled", request_id)
             self._service.cancel(request_id)
 
     def _submit(self, request: GenerationRequest) -> None:
@@ -177,10 +176,10 @@ class BackboneProcess:
             self._service.submit(self._intake.job(request))
         except KvasirError as error:
             self._writer.put([(request.request_id, refusal(error))])
-        except Exception:  # whatever it was, the reader must hear of it
+        except Exception:  # any error must reach the reader
             logger.exception("request %s could not be read", request.request_id)
             self._writer.put([(request.request_id, _NOT_READ)])
-        if request.request_id in self._cancelled:  # it came while the prompt was read
+        if request.request_id in self._cancelled:  # the cancel came while the prompt was read
             self._service.cancel(request.request_id)
 
     def _cancel(self, request_id: str) -> None:
@@ -193,7 +192,7 @@ class BackboneProcess:
         self._service.cancel_all(JobFailure(FailureKind.STORE_LOST, reason))
 
     def _pass_on(self, events: JobEvents) -> None:
-        """On the engine's thread."""
+        """Write the engine's events, on its thread."""
         self._pulse.latencies.note(events)
         for request_id, event in events:
             if isinstance(event, Completed | Broken):
@@ -240,7 +239,7 @@ class BackboneProcess:
         )
 
     def _is_healthy(self) -> bool:
-        if self._is_leaving:  # the engine may be gone already: the lease stands until the last events are written
+        if self._is_leaving:  # the engine may have stopped; the lease must last until the last events are written
             return True
         return (
             self._service.is_alive
@@ -267,6 +266,6 @@ class BackboneProcess:
             "row_experts_fallback": counters.shares.fallback,
             "hot_experts": self._hot.n_experts if self._hot else 0,
             "hot_bytes": self._hot.n_bytes if self._hot else 0,
-            # those that may serve; asking has new ones tested, so that they are ready before the first request
+            # may serve; the call also has new workers tested, so that they are ready before the first request
             "workers": len(self._market.guard.usable(self._transport.live())),
         }

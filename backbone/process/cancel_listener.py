@@ -1,4 +1,4 @@
-"""Hears from Redis which requests were cancelled, and says so at once. One thread; it survives Redis' outages."""
+"""Cancelled requests from Redis, received by one thread that survives Redis' outages."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _REDIAL_S = 0.5
 
 
 class CancelListener:
-    """Calls `on_cancel` with request ids, on its own thread; ids of other backbones' requests are among them."""
+    """Calls `on_cancel` on its own thread with the ids of cancelled requests, those of other backbones included."""
 
     def __init__(
         self, client: Redis, on_cancel: Callable[[str], None], request_ids: Callable[[], Sequence[str]]
     ) -> None:
-        """`request_ids` are those that may have been cancelled while nobody listened."""
+        """`request_ids` returns the requests to look up after an outage."""
         self._client = client
         self._on_cancel = on_cancel
         self._request_ids = request_ids
@@ -37,7 +37,7 @@ class CancelListener:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         self._stopping.set()
         self._thread.join(10.0)
 
@@ -47,7 +47,7 @@ class CancelListener:
                 self._listen()
             except RedisError as error:
                 if not self._is_lost:
-                    logger.warning("cancels are not heard until the message store is back: %s", error)
+                    logger.warning("cancels are not received until the message store is back: %s", error)
                 self._is_lost = True
                 self._stopping.wait(_REDIAL_S)
             except Exception:  # the thread must live on

@@ -1,11 +1,16 @@
-"""The engine's events and failures in the API's words, for the stream."""
+"""The engine's events, failures and traces as events and traces of the API.
+
+`backbone_process` and `record_keeper` call it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from backbone.engine.drafts.counts import DraftCounts
+import numpy as np
+
+from backbone.engine.drafts.drafter import DraftCounts
 from backbone.engine.serving.jobs import (
     Began,
     Broken,
@@ -19,10 +24,13 @@ from backbone.engine.serving.jobs import (
 )
 from backbone.engine.serving.service import ServiceClosed
 from backbone.engine.serving.shares import Shares
+from backbone.engine.serving.token_sources import Source, TokenTrace, count_sources
 from backbone.engine.text.tokenizer import Tokenizer
 from backbone.engine.trust.exposure import ExposureBook
 from backbone.process.trust_keeper import is_node
+from backbone.stream.directory import ModelEntry
 from backbone.stream.events import Done, End, Event, Failed, Queued, Started, SwarmShare, Token, TopLogprob, Usage
+from backbone.stream.request_trace import COUNT_TYPE, FALLBACK, HOT, MOST_COUNTED, WORKER, RequestTrace, TraceSource
 from kvasir.errors import KvasirError, RequestError
 
 _STATUS: Mapping[FailureKind, tuple[int, str]] = {
@@ -34,10 +42,8 @@ _STATUS: Mapping[FailureKind, tuple[int, str]] = {
     FailureKind.ENGINE_LOST: (502, "backbone_lost"),
     FailureKind.STORE_LOST: (503, "redis_lost"),
 }
-
-
-MAX_NAMED = 64  # workers in a list that a client is shown
-OPERATORS = "operator"  # stands for all workers at an address: it is nobody's business
+MAX_NAMED = 64  # workers in a list for clients
+OPERATORS = "operator"  # stands for all workers at an address, which clients must not see
 
 
 class ModelNotFound(RequestError):
@@ -45,7 +51,7 @@ class ModelNotFound(RequestError):
 
 
 def refusal(error: KvasirError) -> Failed:
-    """Why a request was not even started."""
+    """Return the event for a request that was refused before its start."""
     if isinstance(error, ModelNotFound):
         return Failed(404, "model_not_found", str(error))
     if isinstance(error, ContextOverflow):
@@ -59,23 +65,22 @@ def refusal(error: KvasirError) -> Failed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EventMapper:
-    """Puts what only the process knows into events: who it is, tokens' bytes, whose answers nobody confirmed."""
+    """Adds to events what only the process knows: its id, its model, tokens' bytes, unconfirmed workers."""
 
     backbone_id: str
-    model_name: str
-    fingerprint: str
+    model: ModelEntry
     tokenizer: Tokenizer
     exposures: ExposureBook = field(default_factory=ExposureBook)
 
     def event(self, request_id: str, event: JobEvent) -> Event:
-        """The stream's event for one of the engine's."""
+        """Return the stream's event for an event of the engine."""
         match event:
             case NewToken():
                 return self._token(event)
             case Waiting(position):
                 return Queued(position)
             case Began(n_prompt_tokens):
-                return Started(n_prompt_tokens, self.model_name, self.fingerprint, self.backbone_id)
+                return Started(n_prompt_tokens, self.model.name, self.model.fingerprint, self.backbone_id)
             case ChoiceEnded(choice, finish_reason, n_tokens):
                 return End(choice, finish_reason.value, n_tokens)
             case Completed(n_prompt_tokens, n_completion_tokens, shares, _, drafts):
@@ -102,21 +107,44 @@ class EventMapper:
         return Token(event.choice, sampled.token, event.text, self._bytes(sampled.token), sampled.logprob, tops)
 
     def _bytes(self, token: int) -> bytes:
-        """A model may have more outputs than its vocabulary has tokens: those stand for nothing."""
+        """Return a token's bytes; none for outputs of the model beyond its vocabulary."""
         return self.tokenizer.token_bytes(token) if token < self.tokenizer.n_vocab else b""
 
 
 def shown_workers(worker_ids: Iterable[str]) -> tuple[str, ...]:
-    """Workers as a client may see them: nodes by their public ids, the first MAX_NAMED."""
+    """Return the first MAX_NAMED workers by the names that clients may see, sorted."""
     return tuple(sorted({shown_worker(worker_id) for worker_id in worker_ids})[:MAX_NAMED])
 
 
 def shown_worker(worker_id: str) -> str:
-    """A node's public id; no address of the operator's own network."""
+    """Return a node's public id, or OPERATORS for a worker at an address."""
     return worker_id if is_node(worker_id) else OPERATORS
 
 
 def swarm_share(shares: Shares) -> SwarmShare:
-    """Counts as shares of the whole."""
+    """Return the counts as shares of their sum."""
     total = shares.total or 1
     return SwarmShare(shares.total, shares.workers / total, shares.hot / total, shares.fallback / total)
+
+
+def request_trace(trace: TokenTrace, name_of: Callable[[str], str]) -> RequestTrace:
+    """Return the counts of a trace with at least one token. Workers come first, sorted by the names of `name_of`."""
+    counted = count_sources(trace)
+    layers = sorted({source.layer for source in counted.sources})
+    shown = [_shown(source, name_of) for source in counted.sources]
+    nodes = sorted(set(shown), key=lambda source: (source.kind != WORKER, source.worker or ""))
+    cells = [
+        layers.index(source.layer) * len(nodes) + nodes.index(node)
+        for source, node in zip(counted.sources, shown, strict=True)
+    ]
+    by_cell = np.zeros((len(trace.tokens), len(layers) * len(nodes)), np.int64)
+    # Added, not set: several workers of the operator have one column.
+    np.add.at(by_cell.T, np.array(cells), counted.counts.T)
+    counts = np.minimum(by_cell, MOST_COUNTED).astype(COUNT_TYPE).tobytes()
+    return RequestTrace(trace.first_token, tuple(layers), tuple(nodes), counts)
+
+
+def _shown(source: Source, name_of: Callable[[str], str]) -> TraceSource:
+    if source.worker_id is not None:
+        return TraceSource(WORKER, name_of(source.worker_id))
+    return TraceSource(HOT if source.is_hot else FALLBACK)

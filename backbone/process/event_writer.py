@@ -1,7 +1,7 @@
-"""Events to Redis: one thread, one write for everything that is there, which is at most one for each engine step.
+"""Writes events to Redis from one thread: all that are queued in one write, at most one write for each engine step.
 
-The engine's thread and the tasks put events and never wait. Entry ids are consecutive numbers that this side chooses,
-so that a write which is tried again cannot double an event, and a reader sees it when one is missing.
+The engine's thread and the tasks put events and never wait. This side chooses the entry ids, which are consecutive: a
+repeated write cannot double an event, and a reader notices a missing one.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from backbone.stream.keys import EVENT_FIELD, KEEP_S, MAX_EVENTS, entry_id, stre
 logger = logging.getLogger(__name__)
 
 Events = list[tuple[str, Event]]
-# One command and one reply for all events of a step: packing and parsing one XADD each costs the process ten times as
-# much. An entry whose id is there already is one that an earlier try has written.
+# One command and one reply for all events of a step: one XADD for each would cost this process ten times the CPU.
+# An entry whose id exists was written by an earlier try.
 _APPEND = f"""
 for i = 1, #KEYS do
   local at = 3 * i - 1
@@ -36,25 +36,25 @@ return #KEYS
 """
 _RETRY_AFTER_S = (0.05, 0.2, 0.5)
 _MAX_MERGED = 2048
-_LOST = Failed(503, "redis_lost", "the message store could not take this request's tokens; send it again")
+_LOST = Failed(503, "redis_lost", "the message store lost this request's tokens; send the request again")
 
 
 @dataclass(slots=True)
 class OpenStream:
-    """One request's stream while this process writes it. `finished` is set when its last event is written, or lost."""
+    """A request's stream while this process writes it. `finished` is set when its last event is written or lost."""
 
     request_id: str
     expires_s: int
     finished: threading.Event = field(default_factory=threading.Event)
     n_written: int = 0
-    is_lost: bool = False  # an event is missing: nothing but a failure may follow
+    is_lost: bool = False  # an event is missing: only a failure may follow
 
 
 _Entry = tuple[OpenStream, int, Event]
 
 
 class EventWriter:
-    """Writes the streams that were opened here. `on_lost` is told, on some thread, when tokens cannot be delivered."""
+    """Writes the open streams. `on_lost` is called, on any thread, when events cannot be delivered."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class EventWriter:
         before_ends: Callable[[Events], None] = lambda ends: None,
         max_batches: int = 1024,
     ) -> None:
-        """`before_ends` is called by the thread with last events before a reader can see them; it must not raise."""
+        """`before_ends` receives last events before a reader can see them; it must not raise."""
         self._script = client.register_script(_APPEND)
         self._on_lost = on_lost
         self._before_ends = before_ends
@@ -75,12 +75,12 @@ class EventWriter:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the thread runs."""
+        """Return whether the thread runs."""
         return self._thread.is_alive()
 
     @property
     def request_ids(self) -> list[str]:
-        """Requests whose streams are open."""
+        """Return the requests with an open stream."""
         return list(self._streams)
 
     def start(self) -> None:
@@ -88,30 +88,30 @@ class EventWriter:
         self._thread.start()
 
     def stop(self, deadline_s: float) -> None:
-        """Write what is there, then end the thread."""
+        """Write the queued events, then stop the thread."""
         self._stopping.set()
         try:
             self._queue.put(None, timeout=deadline_s)
         except queue.Full:
-            logger.error("events were left unwritten: the message store did not take them in time")
+            logger.error("events were not written: the message store did not accept them in time")
         self._thread.join(deadline_s)
 
     def open(self, request_id: str, deadline_s: float) -> OpenStream:
-        """Begin a stream; its entries expire some time after the deadline even if this process dies."""
+        """Open a stream. Its entries expire KEEP_S after the deadline even if this process dies."""
         stream = OpenStream(request_id, int(deadline_s) + KEEP_S)
         self._streams[request_id] = stream
         return stream
 
     def close(self, stream: OpenStream) -> None:
-        """The task is over."""
+        """Forget a stream at the end of its task."""
         self._streams.pop(stream.request_id, None)
 
     def put(self, events: Events) -> None:
-        """Take events in order, without waiting. When the queue is full, all requests are lost."""
+        """Queue events in order, without waiting. If the queue is full, all requests are lost."""
         try:
             self._queue.put_nowait(events)
         except queue.Full:
-            self._lose(events, "the message store is too slow for the tokens that are made")
+            self._lose(events, "the message store is too slow for the generated tokens")
 
     def _run(self) -> None:
         while True:
@@ -123,14 +123,14 @@ class EventWriter:
                 self._write(events)
             except RedisError as error:
                 self._lose(events, f"the message store cannot be reached: {error}")
-            except Exception:  # the thread must live on: nobody else finishes the tasks
+            except Exception:  # the thread must go on: only it finishes the tasks
                 logger.exception("events could not be written")
                 self._lose(events, "events could not be written")
             if ended:
                 return
 
     def _merge(self, events: Events) -> bool:
-        """Add what has piled up; True when the end of the queue was found."""
+        """Add further queued events; return True at the end of the queue."""
         while len(events) < _MAX_MERGED:
             try:
                 more = self._queue.get_nowait()
@@ -165,7 +165,7 @@ class EventWriter:
         return stream, stream.n_written, what
 
     def _append(self, stream_keys: list[str], arguments: list[str | int]) -> None:
-        """Run the script; a write that may not have arrived is repeated, its ids make that harmless."""
+        """Run the script. A write that may have failed is repeated, which its ids make harmless."""
         for wait_s in _RETRY_AFTER_S:
             try:
                 self._script(stream_keys, arguments)
@@ -187,7 +187,7 @@ class EventWriter:
 
 
 def _arguments(entries: list[_Entry]) -> tuple[list[str], list[str | int]]:
-    """The script's keys, and after MAX_EVENTS three arguments for each: entry id, event, seconds to live or 0."""
+    """Return the script's keys, and MAX_EVENTS with three arguments for each key: entry id, event, expiry in s or 0."""
     stream_keys: list[str] = []
     arguments: list[str | int] = [MAX_EVENTS]
     for stream, number, event in entries:

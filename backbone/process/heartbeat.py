@@ -1,7 +1,7 @@
-"""The backbone's signs of life in Redis: its lease, what it serves, its counters, once a second from a thread.
+"""The backbone's lease, directory entry and counters in Redis, refreshed once a second by a thread.
 
-A long step does not stall this thread, a dead or hanging engine silences it: the lease then lapses, and whoever reads
-a stream of this backbone gets a typed error.
+A long step does not delay the thread. If the engine is dead or hangs, it gives up the lease, and readers of this
+backbone's streams get a typed error.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class Heartbeat:
-    """Refreshes the lease while `is_healthy` says so; calls `on_sick` once when it no longer does."""
+    """Refreshes the lease while `is_healthy` returns True; then calls `on_sick` once."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Heartbeat:
         on_sick: Callable[[], None],
         also: Callable[[], None] = lambda: None,
     ) -> None:
-        """`also` is called after each beat; it must end within seconds and raise nothing."""
+        """`also` is called after each beat; it must return within seconds and not raise."""
         self._client = client
         self._backbone_id = backbone_id
         self._model = model
@@ -57,18 +57,18 @@ class Heartbeat:
         self._thread = threading.Thread(target=self._run, name="kvasir-heartbeat", daemon=True)
 
     def start(self) -> None:
-        """Take the lease, then keep it from a thread."""
+        """Take the lease and start the thread that refreshes it."""
         self.beat()
         self._thread.start()
 
     def stop(self) -> None:
-        """Give the lease back and end the thread."""
+        """Stop the thread and release the lease."""
         self._stopping.set()
         self._thread.join(10.0)
         self._leave()
 
     def beat(self) -> None:
-        """Write everything once. A Redis that is away is reported once, and tried again next time."""
+        """Write all entries once. An outage of Redis is logged once; the next beat tries again."""
         commands = self._client.pipeline(transaction=False)
         commands.set(lease_key(self._backbone_id), "1", ex=LEASE_S)
         commands.sadd(BACKBONES, self._backbone_id)
@@ -93,7 +93,7 @@ class Heartbeat:
     def _run(self) -> None:
         while not self._stopping.wait(LEASE_REFRESH_S):
             if not self._is_healthy():
-                logger.critical("the engine is dead or hangs: this backbone gives up its lease")
+                logger.critical("the engine is dead or hangs: this backbone releases its lease")
                 self._leave()
                 self._on_sick()
                 return
@@ -105,4 +105,4 @@ class Heartbeat:
             self._client.srem(BACKBONES, self._backbone_id)
             self._client.delete(lease_key(self._backbone_id), stats_key(self._backbone_id))
         except RedisError as error:
-            logger.warning("the lease could not be given back, it lapses by itself: %s", error)
+            logger.warning("the lease could not be released and will expire: %s", error)

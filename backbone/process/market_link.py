@@ -1,7 +1,7 @@
-"""What ties a backbone process to the market: whose work is checked, paid and remembered, and what traffic it sees.
+"""The backbone process's link to the market: checks of workers' answers, receipts, trust, records, traffic.
 
-`backbone_process` makes one: the guard goes to its dispatchers, receipts and trust to SQL, traffic to Redis. Losing
-either never stops a generation.
+`backbone_process` makes one and gives its guard to the dispatcher. Receipts and trust go to SQL, traffic and records to
+Redis; an outage of either never stops a generation.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from redis import Redis
 from redis.exceptions import RedisError
@@ -20,8 +19,9 @@ from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.swarm.edge_pool import EdgePool
 from backbone.engine.swarm.reply_format import ReplyFormat
 from backbone.engine.swarm.transport import Transport
-from backbone.engine.trust.draws import KEY_BYTES
-from backbone.engine.trust.guard import Lie, WorkGuard
+from backbone.engine.trust.audit import KEY_BYTES
+from backbone.engine.trust.entry_tests import WorkerAccess
+from backbone.engine.trust.guard import WorkGuard
 from backbone.engine.trust.receipts import TrafficCounter
 from backbone.process.receipt_flush import ReceiptFlusher
 from backbone.process.receipt_spool import ReceiptSpool
@@ -32,11 +32,11 @@ from market.coverage.traffic import TrafficMeter, publish_traffic
 
 logger = logging.getLogger(__name__)
 
-FIRST_TESTS_S = 5.0  # how long the start waits, so that the first request already finds workers
+FIRST_TESTS_S = 5.0  # how long the start waits for tests of workers, so that the first request can use them
 
 
 class MarketLink:
-    """Lives as long as its process: `start` it before the engine steps, `stop` it when the engine has stopped."""
+    """Lives as long as its process: `start` it before the engine, `stop` it after the engine."""
 
     def __init__(
         self,
@@ -45,9 +45,8 @@ class MarketLink:
         loaded: LoadedModel,
         transport: Transport,
         client: Redis,
-        receipts_dir: Path,
     ) -> None:
-        """Raises OSError when there can be no file in `receipts_dir`."""
+        """Raises OSError if no file can be created in the settings' `receipts_dir`."""
         card = loaded.card
         self._backbone_id = backbone_id
         self._client = client
@@ -59,24 +58,22 @@ class MarketLink:
         self.node_of: Callable[[str], str] = transport.node_of if isinstance(transport, EdgePool) else str
         self.guard = WorkGuard(
             loaded.store,
-            transport,
+            WorkerAccess(transport, ReplyFormat(settings.reply), self.node_of),
             key=secrets.token_bytes(KEY_BYTES),
             is_strict=settings.strict,
             keeper=SqlTrustKeeper(),
-            on_lie=self._note_lie,
-            reply_format=ReplyFormat(settings.reply),
-            node_of=self.node_of,
+            on_lie=lambda lie: self.records.flag(lie.flagged),
         )
         self.records = RecordKeeper(client, self.guard.exposures, node_of=self.node_of)
         self._flusher = ReceiptFlusher(
             backbone_id,
             self.guard.receipts.drain,
-            ReceiptSpool(receipts_dir, backbone_id),
+            ReceiptSpool(settings.receipts_dir, backbone_id),
             also=[self.guard.book.save, self.learn, self.records.flush, self.publish],
         )
 
     def start(self) -> None:
-        """Begin with what earlier processes left behind, and test the workers that are here already."""
+        """Start to record receipts, first those of earlier processes, and test the connected workers."""
         self._flusher.start()
         self.guard.usable(self._transport.live())
         tested = threading.Thread(target=self.guard.settle, name="kvasir-first-tests", daemon=True)
@@ -84,23 +81,20 @@ class MarketLink:
         tested.join(FIRST_TESTS_S)
 
     def stop(self) -> None:
-        """Settle all work, then bring it to SQL; what SQL does not take in time stays on the disk."""
+        """Settle all work and record it in SQL; receipts that SQL does not take in time stay on disk."""
         try:
             self.guard.close()
-        except Exception:  # the database may be away, and the receipts must be kept all the same
-            logger.exception("what is known of the workers could not be saved")
+        except Exception:  # even without a database the receipts must be kept
+            logger.exception("the trust in workers could not be saved")
         self._flusher.stop()
 
     def learn(self) -> None:
-        """Hear of what other backbones found out about nodes. Raises django.db.Error."""
+        """Learn from SQL which nodes lied to other backbones, and flag the records. Raises django.db.Error."""
         for node_id, evidence_id in learn(self.guard.book, self.guard.receipts, time.time):
             self.records.flag(self.guard.exposures.flag(node_id, evidence_id))
 
-    def _note_lie(self, lie: Lie) -> None:
-        self.records.flag(lie.flagged)
-
     def publish(self) -> None:
-        """Tell the market how often each expert is called."""
+        """Publish the traffic of each expert for the market."""
         now = time.monotonic()
         rates = self._meter.update(self.traffic.take(), max(now - self._counted_at, 1e-3))
         self._counted_at = now

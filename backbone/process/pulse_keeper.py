@@ -1,7 +1,7 @@
-"""Tells the dashboard once a second how this backbone is: its pulse and its work, through Redis.
+"""A backbone's pulse for the dashboard, published in Redis once a second: its state, latencies, and workers' rates.
 
-`backbone_process` makes one; the heartbeat's thread calls `beat`, the engine's dispatchers tell it who served what.
-When Redis is away nothing is told, and nothing else happens.
+`backbone_process` makes one and reports requests and served pairs to it; the heartbeat's thread calls `beat`. Without
+Redis nothing is published, and generations go on.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,11 +17,11 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from backbone.engine.dispatch.dispatcher import Served
+from backbone.engine.serving.jobs import Began, Broken, Completed, JobEvents, NewToken
 from backbone.engine.serving.service import ServiceState
 from backbone.engine.serving.shares import Shares
 from backbone.engine.swarm.transport import Transport
 from backbone.engine.trust.book import TrustBook
-from backbone.process.latency_book import LatencyBook
 from backbone.process.trust_keeper import is_node
 from backbone.stream.keys import QUEUE
 from market.coverage.pulse import Pulse, WorkerPulse, publish_pulse, withdraw_pulse
@@ -29,12 +29,92 @@ from market.coverage.throughput import append_work
 
 logger = logging.getLogger(__name__)
 
+MOST_REQUESTS = 128
+LATENCIES_KEPT_S = 600.0
 RATE_HALF_LIFE_S = 10.0
-LEAST_RATE = 0.005  # rows/s that are shown as none
+LEAST_RATE = 0.005  # row-experts/s; below it a worker's rate is 0
+
+
+@dataclass(slots=True)
+class _Timed:
+    """A request in progress. Times in Unix seconds."""
+
+    created: float
+    began: float | None = None
+    first_token: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """A complete request, in seconds since its creation; `at`, its end, is in Unix seconds."""
+
+    at: float
+    queue_s: float
+    first_token_s: float
+    request_s: float
+
+
+class LatencyBook:
+    """Latencies of the last requests, from the moment that the web process created them.
+
+    `open` and `close` are called from any thread, `note` from the engine's. Nothing blocks.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._open: dict[str, _Timed] = {}
+        self._ended: deque[Latency] = deque(maxlen=MOST_REQUESTS)
+
+    def open(self, request_id: str, created: float) -> None:
+        """Add a request that was taken; `created` is in Unix seconds."""
+        with self._lock:
+            self._open[request_id] = _Timed(created)
+
+    def close(self, request_id: str) -> None:
+        """Remove a request whose stream has ended."""
+        with self._lock:
+            self._open.pop(request_id, None)
+
+    def note(self, events: JobEvents) -> None:
+        """Take the times of the engine's events. Failed requests are not counted."""
+        now = self._clock()
+        for request_id, event in events:
+            timed = self._open.get(request_id)
+            if timed is None:
+                continue
+            match event:
+                case Began() if timed.began is None:
+                    timed.began = now
+                case NewToken() if timed.first_token is None:
+                    timed.first_token = now
+                case Completed():
+                    self._complete(request_id, timed, now)
+                case Broken():
+                    self.close(request_id)
+
+    def recent(self) -> dict[str, tuple[float, ...]]:
+        """Return the last requests' latencies in order of their ends, by name of `market.coverage.pulse.LATENCIES`."""
+        oldest = self._clock() - LATENCIES_KEPT_S
+        with self._lock:
+            kept = [item for item in self._ended if item.at >= oldest]
+        return {
+            "queue_s": tuple(round(item.queue_s, 4) for item in kept),
+            "first_token_s": tuple(round(item.first_token_s, 4) for item in kept),
+            "request_s": tuple(round(item.request_s, 4) for item in kept),
+        }
+
+    def _complete(self, request_id: str, timed: _Timed, now: float) -> None:
+        def since(moment: float | None) -> float:
+            return max(0.0, (now if moment is None else moment) - timed.created)  # machines' clocks differ
+
+        with self._lock:
+            self._open.pop(request_id, None)
+            self._ended.append(Latency(now, since(timed.began), since(timed.first_token), since(now)))
 
 
 class WorkMeter:
-    """Row-experts per second of each worker, as moving averages. `add` comes from the engine's thread."""
+    """Row-experts per second of each worker, as moving averages. The engine's thread calls `add`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -42,13 +122,13 @@ class WorkMeter:
         self._rates: dict[str, float] = {}
 
     def add(self, served: Served) -> None:
-        """Count a group of pairs; the backbone's own are nobody's."""
+        """Count a group of pairs that a worker computed."""
         if served.worker_id is not None:
             with self._lock:
                 self._pairs[served.worker_id] += served.n_pairs
 
     def rates(self, elapsed_s: float) -> dict[str, float]:
-        """The averages after what was counted in the last `elapsed_s`, which is above 0."""
+        """Update the averages by the pairs of the last `elapsed_s` (> 0) and return them."""
         with self._lock:
             pairs, self._pairs = self._pairs, Counter()
         share = 1.0 - 2.0 ** (-elapsed_s / RATE_HALF_LIFE_S)
@@ -61,7 +141,7 @@ class WorkMeter:
 
 @dataclass(frozen=True, slots=True)
 class PulseSources:
-    """Where a backbone's figures come from."""
+    """The sources of a backbone's figures."""
 
     state: Callable[[], ServiceState]
     transport: Transport
@@ -71,7 +151,7 @@ class PulseSources:
 
 
 class PulseKeeper:
-    """One backbone's pulse. `work` and `latencies` are told what happens."""
+    """One backbone's pulse. `work` and `latencies` collect what happens."""
 
     def __init__(self, client: Redis, fingerprint: str, backbone_id: str, sources: PulseSources) -> None:
         self.work = WorkMeter()
@@ -81,30 +161,30 @@ class PulseKeeper:
         self._backbone_id = backbone_id
         self._sources = sources
         self._measured_at = time.monotonic()
-        self._told = Counter[str]()
+        self._published = Counter[str]()
 
     def beat(self) -> None:
-        """Tell everything once. Never raises what a lost Redis raises."""
+        """Publish once. Errors of Redis are logged, not raised."""
         now = time.monotonic()
         rates = self.work.rates(max(now - self._measured_at, 1e-3))
         self._measured_at = now
         try:
-            self._tell(rates)
+            self._publish(rates)
         except RedisError as error:
-            logger.debug("the pulse is not told: %s", error)
+            logger.debug("the pulse is not published: %s", error)
 
     def leave(self) -> None:
-        """This backbone is shown no more."""
+        """Remove this backbone from the dashboard."""
         try:
             withdraw_pulse(self._client, self._fingerprint, self._backbone_id)
         except RedisError as error:
-            logger.debug("the pulse lapses by itself: %s", error)
+            logger.debug("the pulse is not withdrawn and will expire: %s", error)
 
-    def _tell(self, rates: dict[str, float]) -> None:
+    def _publish(self, rates: dict[str, float]) -> None:
         state = self._sources.state()
         done = _done(state.counters.n_tokens, state.counters.shares)
-        append_work(self._client, self._fingerprint, done - self._told, time.time())
-        self._told = done
+        append_work(self._client, self._fingerprint, done - self._published, time.time())
+        self._published = done
         queued = self._client.llen(QUEUE)
         pulse = Pulse(
             at_s=time.time(),
@@ -120,7 +200,7 @@ class PulseKeeper:
         publish_pulse(self._client, self._fingerprint, self._backbone_id, pulse)
 
     def _workers(self, rates: dict[str, float]) -> dict[str, WorkerPulse]:
-        """By node; workers at an address of the operator's own network are not shown."""
+        """Return the pulse of each node. Workers at an address in the operator's own network are left out."""
         sources = self._sources
         measured, usable = sources.transport.measurements(), sources.usable()
         found = {}

@@ -1,7 +1,7 @@
-"""From the engine's receipts to the ledger: a thread that drains the book, spools each batch, and has SQL record it.
+"""A thread that moves the engine's receipts to the ledger: it drains the book, spools each batch, records it in SQL.
 
-`backbone_process` starts one. Every PERIOD_S and at the stop: drain, onto the disk, into SQL, off the disk. When SQL is
-away batches wait on the disk; when the disk is full receipts stay summed in the book. Nothing here stops a generation.
+`market_link` starts one. Every PERIOD_S and at the stop, batches go to disk, then to SQL, then off the disk. Without
+SQL they wait on disk; with a full disk the receipts stay summed in the book. Nothing here stops a generation.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, replace
 
 from django.db import Error, close_old_connections, connection
 
@@ -27,7 +28,7 @@ RECEIPTS_PER_BATCH = 2000
 
 
 class ReceiptFlusher:
-    """Owns the spool. `start` it, then `stop` it when the last receipt was written."""
+    """Owns the spool. `stop` it after the last receipt."""
 
     def __init__(
         self,
@@ -39,7 +40,7 @@ class ReceiptFlusher:
         record: Callable[[WorkBatch], object] = record_in_sql,
         period_s: float = PERIOD_S,
     ) -> None:
-        """`drain` gives what was settled since its last call; `also` is called each time too, as for saving trust."""
+        """`drain` returns the receipts settled since its last call. Each round also calls the functions in `also`."""
         self._backbone_id = backbone_id
         self._drain = drain
         self._spool = spool
@@ -54,11 +55,11 @@ class ReceiptFlusher:
         self._thread = threading.Thread(target=self._run, name="kvasir-receipts", daemon=True)
 
     def start(self) -> None:
-        """Begin; the first thing is what earlier processes left behind."""
+        """Start the thread, which first records what earlier processes left on disk."""
         self._thread.start()
 
     def stop(self, deadline_s: float = 10.0) -> None:
-        """Flush once more and end. What SQL did not take in time stays on the disk for the next start."""
+        """Flush once more and stop. What SQL does not take in time stays on disk for the next start."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join(deadline_s)
@@ -66,24 +67,24 @@ class ReceiptFlusher:
             self._spool.close()
 
     def flush(self) -> bool:
-        """One round. Says whether SQL has everything. Raises nothing that a full disk or a lost database raises."""
+        """Flush once; return whether SQL has all receipts. Errors of disk and database are logged, not raised."""
         problem = "; ".join(filter(None, (self._put_on_disk(), self._put_in_sql())))
         if problem and problem != self._problem:
-            logger.error("%s; tried again every %g s", problem, self._period_s)
+            logger.error("%s; trying again every %g s", problem, self._period_s)
         elif self._problem and not problem:
             logger.warning("receipts are recorded again")
         self._problem = problem
         return not self._unrecorded and not problem
 
     def _put_on_disk(self) -> str:
-        """Returns what is wrong, in words, or nothing."""
+        """Return the problem, or an empty text."""
         try:
             self._take()
             for batch in self._unspooled[:]:
                 self._spool.append(batch)
                 self._unspooled.remove(batch)
         except OSError as error:
-            return f"receipts cannot be put on the disk: {error}"
+            return f"receipts cannot be written to disk: {error}"
         return ""
 
     def _put_in_sql(self) -> str:
@@ -95,7 +96,7 @@ class ReceiptFlusher:
         return ""
 
     def _take(self) -> None:
-        """Drain the book, unless something of the last time is not on the disk yet: the book sums, a list grows."""
+        """Drain the book, unless earlier batches are not on disk yet: the book sums receipts, a list would grow."""
         if self._unspooled:
             return
         receipts = list(work_receipts(self._drain()))
@@ -126,11 +127,11 @@ class ReceiptFlusher:
         try:
             self._record(batch)
         except LedgerError as error:
-            logger.error("the ledger refuses batch %s, which is kept beside the spool: %s", batch.batch_id, error)
+            logger.error("the ledger refuses batch %s, which is kept in refused.txt: %s", batch.batch_id, error)
             self._spool.refuse(batch, str(error))
 
     def _run(self) -> None:
-        """The thread."""
+        """Flush until the stop, on the thread."""
         self._round()
         while not self._stopping.wait(self._period_s):
             self._round()
@@ -142,19 +143,16 @@ class ReceiptFlusher:
         for call in (self.flush, *self._also):
             try:
                 call()
-            except Exception:  # the loop's top: the next round may do better
+            except Exception:  # top of the thread: the next round may succeed
                 logger.exception("a flush of receipts failed")
 
 
 def work_receipts(receipts: Iterable[Receipt]) -> Iterable[WorkReceipt]:
-    """The receipts of nodes, as the ledger takes them. Workers at an address are no nodes and are not paid."""
+    """Yield the ledger's receipts of nodes. Workers at an address are not nodes and are not paid."""
     for item in receipts:
         if not is_node(item.node_id):
             continue
-        reason = "" if item.verified else (item.reason or "not verified")[:LONGEST_REASON]
         try:
-            yield WorkReceipt(
-                item.node_id, item.fingerprint, item.layer, item.start, item.stop, item.row_experts, item.at, reason
-            )
+            yield WorkReceipt(**asdict(replace(item, reason=item.reason[:LONGEST_REASON])))
         except KvasirError as error:
             logger.error("a receipt is lost: %s", error)

@@ -1,7 +1,7 @@
-"""Batches of receipts on disk, until SQL has them: one file for each backbone process, one checked line for each batch.
+"""Batches of receipts on disk until SQL has them: one file for each backbone process, one checked line for each batch.
 
-`receipt_flush` owns one. A line is on the disk before its batch is sent to SQL, so a process may be killed at any time.
-The file is locked for as long as its process lives; what a dead one left behind is taken over by the next that looks.
+`receipt_flush` owns one. A line is on disk before its batch is sent to SQL, so a process may be killed at any time. Its
+file is locked while the process lives; other processes adopt the file of a dead one.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _CHECK_LENGTH = 16
 
 
 class SpoolFullError(OSError):
-    """The file has as many bytes as it may: SQL has taken nothing for a long time."""
+    """The file has its maximum size: SQL has accepted nothing for a long time."""
 
 
 class ReceiptSpool:
-    """This process's file in `directory`, made at once. Used by one thread at a time."""
+    """This process's file in `directory`. Used by one thread at a time."""
 
     def __init__(self, directory: Path, owner: str, most_bytes: int = MOST_BYTES) -> None:
-        """`owner` is this backbone's id, which no other has. Raises OSError."""
+        """Create the file. `owner` is this backbone's unique id. Raises OSError."""
         directory.mkdir(parents=True, exist_ok=True)
         self._directory = directory
         self._path = directory / f"{owner}{_SUFFIX}"
@@ -40,10 +40,10 @@ class ReceiptSpool:
         self._n_bytes = os.fstat(self._file).st_size
 
     def append(self, batch: WorkBatch) -> None:
-        """Put a batch on the disk; when this returns it is there. Raises OSError, and then nothing was written."""
+        """Write a batch and sync it to disk. If it raises OSError, nothing was written."""
         line = _line(batch)
         if self._n_bytes + len(line) > self._most_bytes:
-            raise SpoolFullError(f"{self._path} has {self._n_bytes} bytes, {self._most_bytes} are allowed")
+            raise SpoolFullError(f"{self._path} has {self._n_bytes} bytes; at most {self._most_bytes} are allowed")
         try:
             written = os.pwrite(self._file, line, self._n_bytes)
             if written < len(line):
@@ -56,52 +56,52 @@ class ReceiptSpool:
         self._n_bytes += len(line)
 
     def clear(self) -> None:
-        """SQL has all of it. Raises OSError; a line that stays is recorded once more, which changes nothing."""
+        """Empty the file when SQL has all batches. Raises OSError; recording a remaining line again changes nothing."""
         if self._n_bytes:
             os.ftruncate(self._file, 0)
             self._n_bytes = 0
 
     def refuse(self, batch: WorkBatch, reason: str) -> None:
-        """Keep a batch that SQL will never take where an operator finds it. Raises OSError."""
+        """Keep a batch that the ledger refuses in refused.txt, for the operator. Raises OSError."""
         with (self._directory / "refused.txt").open("a", encoding="utf-8") as refused:
             refused.write(f"{reason}\n{batch.to_json()}\n")
             refused.flush()
             os.fsync(refused.fileno())
 
     def orphans(self) -> Iterator[tuple[WorkBatch, ...]]:
-        """What dead processes left, file by file; a file goes away when its caller comes back for the next one."""
+        """Yield the batches of dead processes by file. A file is deleted when the caller asks for the next one."""
         for path in sorted(self._directory.glob(f"*{_SUFFIX}")):
             if path == self._path:
                 continue
             try:
                 handle = os.open(path, os.O_RDWR)
-            except FileNotFoundError:  # another process was here
+            except FileNotFoundError:  # another process has adopted it
                 continue
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 yield read_batches(path)
                 path.unlink(missing_ok=True)
-            except BlockingIOError:  # its process lives
+            except BlockingIOError:  # its process is alive
                 continue
             finally:
                 os.close(handle)
 
     def close(self) -> None:
-        """Give the file up; an empty one goes away."""
+        """Close the file; delete it if it is empty."""
         if self._n_bytes == 0:
             self._path.unlink(missing_ok=True)
         os.close(self._file)
 
 
 def read_batches(path: Path) -> tuple[WorkBatch, ...]:
-    """The batches of a file. A last line that was never finished is left out; other broken lines are logged, and kept.
+    """Return the batches of a file. An unfinished last line is skipped; other broken lines are logged and kept.
 
     Raises OSError.
     """
     content = path.read_bytes()
     *lines, unfinished = content.split(b"\n")
     if unfinished:
-        logger.warning("%s: its last line was being written when its process died", path)
+        logger.warning("%s: the last line is unfinished, its process died while writing", path)
     batches, n_broken = [], 0
     for line in lines:
         try:
@@ -115,7 +115,7 @@ def read_batches(path: Path) -> tuple[WorkBatch, ...]:
 
 
 def _open_locked(path: Path) -> int:
-    """Another process may take a new file for a dead one's, and remove it, until it is locked: then once more."""
+    """Open and lock a file; try again if another process adopted and deleted it before the lock."""
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -132,5 +132,5 @@ def _line(batch: WorkBatch) -> bytes:
 def _batch(line: bytes) -> WorkBatch:
     check, _, text = line.decode().partition(" ")
     if hashlib.sha256(text.encode()).hexdigest()[:_CHECK_LENGTH] != check:
-        raise WorkError("its checksum is another one")
+        raise WorkError("the checksum is wrong")
     return WorkBatch.from_json(text)

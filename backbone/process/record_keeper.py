@@ -1,8 +1,8 @@
-"""Keeps the records of this process's requests in Redis, and marks them when a worker is later found to have lied.
+"""Records and traces of this process's requests in Redis, and flags of workers that are later found to have lied.
 
-`backbone_process` opens and closes requests, the event writer tells their ends, the guard tells of lies. A record, and
-the trace of the last tokens, is written before a reader can see the request's end. Losing Redis never stops a
-generation; what waits is bounded, and a trace does not wait.
+`backbone_process` opens and closes requests, the event writer reports their ends, the guard reports lies. A record and
+its trace are written before a reader can see the request's end. An outage of Redis never stops a generation: records
+wait in a bounded queue, traces are dropped.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from redis.exceptions import RedisError
 
 from backbone.engine.serving.token_sources import TokenTrace
 from backbone.engine.trust.exposure import ExposureBook, Flagged
-from backbone.process.event_mapping import shown_worker, shown_workers
-from backbone.process.trace_mapping import request_trace
+from backbone.process.event_mapping import request_trace, shown_worker, shown_workers
 from backbone.stream.events import Done, Event, Failed
 from backbone.stream.keys import (
     FLAG_FIELD,
@@ -40,9 +39,9 @@ from backbone.stream.request_record import RequestRecord
 
 logger = logging.getLogger(__name__)
 
-MAX_WAITING = 4096  # writes that Redis did not take; then the oldest are lost
+MAX_WAITING = 4096  # failed writes; beyond it the oldest are lost
 
-# One hash and its place in the line; whoever is too old, or too many, leaves.
+# Write one hash and its entry in the sorted set; delete entries that are too old or too many.
 _KEEP = """
 redis.call('HSET', KEYS[1], unpack(ARGV, 6))
 redis.call('EXPIRE', KEYS[1], ARGV[3])
@@ -59,16 +58,16 @@ _Write = tuple[str, dict[str, str]]  # a request, and fields of its hash
 
 
 class _Shelf(NamedTuple):
-    """Hashes of one kind: how a request's key is named, the line of their ids, and how long, how many are kept."""
+    """One kind of hash: its key for a request, the sorted set of all ids, and how long and how many are kept."""
 
     key: Callable[[str], str]
-    line: str
+    ids_key: str
     keep_s: int
     n_most: int
 
 
 class RecordKeeper:
-    """Safe to use from several threads. `flush` it every few seconds, from a thread that may wait."""
+    """May be used from several threads. Call `flush` every few seconds from a thread that may block."""
 
     def __init__(
         self,
@@ -79,7 +78,7 @@ class RecordKeeper:
         max_records: int = MAX_RECORDS,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """`node_of` says which node a worker of a trace is; `now` gives unix seconds."""
+        """`node_of` returns the node of a worker in a trace; `now` returns Unix seconds."""
         self._script = client.register_script(_KEEP)
         self._exposures = exposures
         self._node_of = node_of
@@ -93,21 +92,21 @@ class RecordKeeper:
         self._flushing = threading.Lock()
 
     def open(self, request: GenerationRequest) -> None:
-        """A request was taken by this process."""
+        """Add a request that this process took."""
         self._open[request.request_id] = request
 
     def close(self, request_id: str) -> None:
-        """Its task is over."""
+        """Forget a request at the end of its task."""
         self._open.pop(request_id, None)
         self._traced.pop(request_id, None)
 
     def trace(self, request_id: str, trace: TokenTrace) -> None:
-        """Where an open request's last tokens were computed; to be told before its end. Does not wait."""
+        """Keep the trace of an open request until its end. Does not block."""
         if request_id in self._open and trace.tokens:
             self._traced[request_id] = trace
 
     def end(self, ends: Sequence[tuple[str, Event]]) -> None:
-        """Write the records of requests whose last events these are; what Redis does not take is tried again later."""
+        """Write the records of the requests with these last events; a failed write is repeated by `flush`."""
         for request_id, event in ends:
             request = self._open.get(request_id)
             if request is not None and isinstance(event, Done | Failed):
@@ -117,11 +116,11 @@ class RecordKeeper:
                 self._keep(request_id, self._fields(request, event))
 
     def flag(self, flagged: Flagged) -> None:
-        """A worker lied. Does not wait: the next `flush` marks the records, also of requests that have not ended."""
+        """Queue a lie. The next `flush` flags its requests' records, those of running requests too. Does not block."""
         self._lies.append(flagged)
 
     def flush(self) -> None:
-        """Write what waits, and mark what lies have touched. Stops quietly where Redis does."""
+        """Repeat failed writes and flag the records of lies, until one write fails."""
         with self._flushing:
             while self._waiting:
                 write = self._waiting.popleft()
@@ -160,7 +159,7 @@ class RecordKeeper:
         for name, value in fields.items():
             arguments += (name, value)
         try:
-            self._script(keys=[shelf.key(request_id), shelf.line], args=arguments)
+            self._script(keys=[shelf.key(request_id), shelf.ids_key], args=arguments)
         except RedisError as error:
             logger.warning("%s is not written: %s", shelf.key(request_id), error)
             return False

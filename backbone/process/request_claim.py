@@ -1,4 +1,4 @@
-"""Taking a request so that it is generated at most once, whatever the queue delivers how often."""
+"""Claims of requests in Redis: each request is generated at most once, even if the queue delivers it again."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from backbone.stream.keys import (
 
 logger = logging.getLogger(__name__)
 
-_REDELIVERED = Failed(502, "backbone_lost", "the backbone that took this request went away; send it again")
+_REDELIVERED = Failed(502, "backbone_lost", "the backbone that took this request has stopped; send it again")
 
 
 class Claim(Enum):
-    """What became of taking a request."""
+    """The result of claiming a request."""
 
-    OURS = "ours"
-    CANCELLED = "ours, but it was cancelled while it waited"
-    TAKEN = "somebody took it before: it must not be generated"
+    OURS = "this backbone owns the request"
+    CANCELLED = "this backbone owns the request, which was cancelled while it waited"
+    TAKEN = "the request was claimed before and must not be generated"
 
 
 def claim(client: Redis, request_id: str, backbone_id: str, deadline_s: float) -> Claim:
-    """Become the owner in one atomic step, or find out that there was one. Errors of the client rise."""
+    """Claim a request in one atomic step. Raises Redis's errors."""
     commands = client.pipeline(transaction=True)
     commands.set(owner_key(request_id), backbone_id, nx=True, ex=int(deadline_s) + CLAIM_MARGIN_S)
     commands.get(cancelled_key(request_id))
@@ -46,9 +46,9 @@ def claim(client: Redis, request_id: str, backbone_id: str, deadline_s: float) -
 
 
 def refuse_redelivery(client: Redis, request_id: str, backbone_id: str) -> bool:
-    """End the stream of a request that came a second time, unless another backbone that lives took it.
+    """End the stream of a request that was delivered again, unless another live backbone owns it.
 
-    Not to be called for a request that runs here. True when an error was written. Errors of the client rise.
+    Not to be called for a request that runs here. Return True if an error was written. Raises Redis's errors.
     """
     owner: Any = client.get(owner_key(request_id))
     if owner not in {None, backbone_id} and client.exists(lease_key(str(owner))):
@@ -63,7 +63,7 @@ def refuse_redelivery(client: Redis, request_id: str, backbone_id: str) -> bool:
                 return False
         except (EventError, KeyError):
             logger.warning("the last entry of request %s cannot be read", request_id)
-    logger.error("request %s was delivered again after %s had taken it: refused", request_id, owner)
+    logger.error("request %s was delivered again after %s had claimed it: refused", request_id, owner)
     fields: Any = {EVENT_FIELD: event_to_json(_REDELIVERED)}
     client.xadd(stream_key(request_id), fields, id=entry_id(number + 1))
     client.expire(stream_key(request_id), KEEP_S)

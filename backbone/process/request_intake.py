@@ -1,15 +1,14 @@
-"""From a request to a job of the engine: the chat template, the tokens, the sampling parameters, the deadline.
+"""Turns a request into a job of the engine: chat template, tokens, sampling parameters, deadline.
 
-Runs on a task's thread in the backbone process, so that a long prompt costs no step any time. It never generates.
+`backbone_process` calls it on a task's thread, so that a long prompt does not delay a step. It never generates.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
-from backbone.engine.sampling.params import SamplingParams
 from backbone.engine.serving.jobs import JobSpec
 from backbone.engine.text.chat_template import ChatTemplate
 from backbone.engine.text.tokenizer import Tokenizer
@@ -19,7 +18,7 @@ from kvasir.errors import RequestError
 
 
 class RequestIntake:
-    """One model's way from text to tokens. May be used from several threads."""
+    """The intake of one model. May be used from several threads."""
 
     def __init__(
         self, model_name: str, tokenizer: Tokenizer, metadata: Mapping[str, object], max_deadline_s: float
@@ -36,15 +35,17 @@ class RequestIntake:
 
     @property
     def has_chat(self) -> bool:
-        """Whether the model can answer messages; without a template it goes on from prompts alone."""
+        """Return whether the model has a chat template; without one it only completes prompts."""
         return self._template is not None
 
     def job(self, request: GenerationRequest) -> JobSpec:
-        """What the engine is to do. Raises RequestError for whatever the client can change."""
+        """Return the engine's job for a request. Raises RequestError if the client must change the request."""
         if request.model != self._model_name:
             raise ModelNotFound(f"model {request.model[:200]!r} is not served here; {self._model_name!r} is")
         deadline_s = min(request.deadline_s, self._max_deadline_s)
-        params = sampling_params(request.sampling)
+        params = request.sampling
+        if params.seed is None:
+            params = replace(params, seed=secrets.randbits(63))
         return JobSpec(request.request_id, self._prompt_ids(request), params, deadline_s, request.n, request.strict)
 
     def _prompt_ids(self, request: GenerationRequest) -> tuple[int, ...]:
@@ -56,20 +57,3 @@ class RequestIntake:
         if isinstance(request.prompt, tuple):
             return request.prompt
         return tuple(self._tokenizer.encode(request.prompt or "", add_special=True, parse_special=False))
-
-
-def sampling_params(sampling: Mapping[str, Any]) -> SamplingParams:
-    """From JSON; null leaves a value at its default. A missing seed is drawn here. Raises RequestError."""
-    values = {name: value for name, value in sampling.items() if value is not None}
-    if values.get("seed") is None:
-        values["seed"] = secrets.randbits(63)
-    bias = values.get("logit_bias")
-    if isinstance(bias, dict):
-        values["logit_bias"] = {_token_id(token): value for token, value in bias.items()}
-    return SamplingParams(**values)
-
-
-def _token_id(text: str) -> int:
-    if not text.isascii() or not text.isdigit():
-        raise RequestError(f"logit_bias has the key {text[:80]!r}; keys must be token ids")
-    return int(text)

@@ -1,7 +1,7 @@
-"""Keeps the engine's trust in nodes in the market's tables. `backbone_process` gives one to the work guard.
+"""Keeps the engine's trust in nodes in the market's tables. `market_link` gives one to the work guard.
 
-Workers at an address are no nodes: what is known of them ends with the process. `learn` is how this backbone hears of
-lies that others have proven, and of an operator's release.
+Workers at an address are not nodes: the trust in them ends with the process. `learn` reads lies that other backbones
+have proven, and nodes that the operator has released.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ class SqlTrustKeeper:
     """Implements the engine's TrustKeeper."""
 
     def load(self, worker_id: str) -> TrustState | None:
-        """What was saved last, or None for a new node.
+        """Return the saved state, or None for a new node.
 
-        Raises EdgeError when SQL cannot be read: then nobody knows whether the node lied, and its entry waits.
+        Raises EdgeError if SQL cannot be read: the node may have lied, so its entry test waits.
         """
         if not is_node(worker_id):
             return None
         try:
             saved = trust_store.load(worker_id)
         except Error as error:
-            raise EdgeError(f"what is known of node {worker_id} cannot be read: {type(error).__name__}") from error
+            raise EdgeError(f"the trust in node {worker_id} cannot be read: {type(error).__name__}") from error
         return None if saved is None else TrustState(**asdict(saved))
 
     def save(self, worker_id: str, state: TrustState, evidence: Evidence | None) -> None:
-        """Keep a state, and the evidence that changed it if it was a lie. Raises django.db.Error."""
+        """Save a state, and the evidence if it was changed by a lie. Raises django.db.Error."""
         if is_node(worker_id):
             trust_store.save(worker_id, SavedTrust(**asdict(state)), None if evidence is None else evidence.as_json())
 
 
 def learn(book: TrustBook, receipts: ReceiptBook, now: Callable[[], float]) -> list[tuple[str, str]]:
-    """Take from SQL what other backbones and the operator did to nodes that this one knows. Raises django.db.Error.
+    """Read from SQL what other backbones and the operator changed for the nodes in `book`. Raises django.db.Error.
 
-    A node that lied elsewhere is in quarantine here too: what it still answers is confirmed and not paid, and what no
-    check had vouched for here is withheld. Returns the nodes that have lied elsewhere, each with its evidence's id.
+    A node that lied elsewhere is in quarantine here too: its further answers are confirmed and not paid, and its
+    unchecked receipts are withheld. Return the nodes that have lied elsewhere, each with the id of the evidence.
     """
     liars: list[tuple[str, str]] = []
     saved = trust_store.trust_of(filter(is_node, book.states()))
@@ -64,7 +64,9 @@ def learn(book: TrustBook, receipts: ReceiptBook, now: Callable[[], float]) -> l
             n_withheld = receipts.withhold(
                 node_id, now(), f"another backbone proved a lie (evidence {news.evidence_id})"
             )
-            logger.warning("node %s has lied elsewhere: quarantine, %d row-experts withheld", node_id, n_withheld)
+            logger.warning(
+                "node %s lied to another backbone: quarantined, %d row-experts withheld", node_id, n_withheld
+            )
         elif before.quarantined and not after.quarantined:
             logger.info("node %s was released", node_id)
     return liars
@@ -75,11 +77,11 @@ def _after_news(state: TrustState, news: TrustState) -> TrustState:
 
 
 def is_news(state: TrustState, kept: TrustState) -> bool:
-    """Whether what is kept says more than this backbone knows: a further lie, or a release from the same one."""
+    """Return whether the saved state is newer: a further lie, or a release after the same lie."""
     is_release = state.quarantined and not kept.quarantined and state.evidence_id == kept.evidence_id
     return kept.failures > state.failures or (kept.failures == state.failures and is_release)
 
 
 def is_node(worker_id: str) -> bool:
-    """Whether this is a node's public id, and not an address (HOST:PORT) or an edge without a node."""
+    """Return whether this is a node's public id, not an address (HOST:PORT) or an edge without a node."""
     return 0 < len(worker_id) <= 64 and ":" not in worker_id

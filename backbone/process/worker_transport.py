@@ -1,4 +1,4 @@
-"""The backbone process's way to its workers, chosen by its settings. New kinds of edges are wired in here."""
+"""The backbone process's transport to its workers, made from its settings. A new kind of edge is added here."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _REDIS_TIMEOUT_S = 5.0
 
 @contextmanager
 def make_transport(settings: ServiceSettings, hello: Hello, redis_url: str) -> Iterator[Transport]:
-    """Edges to the workers of the settings, open inside the context. Raises ConfigError for what cannot be dialled.
+    """Open edges to the workers of the settings, inside the context. Raises ConfigError for invalid addresses.
 
-    With a node token the relays are dialled: those of the settings, else those that announce themselves in Redis.
+    With a node token, also connect to the relays: those of the settings, else those that are announced in Redis.
     """
     token = node_token(settings)
     if settings.relays and not token:
-        raise ConfigError("KVASIR_RELAYS is set and no node token: set KVASIR_TOKEN_FILE (manage.py issue_token)")
+        raise ConfigError("KVASIR_RELAYS needs a node token: set KVASIR_TOKEN_FILE (manage.py issue_token)")
     if not settings.workers and not token:
         yield NoWorkers()
         return
@@ -41,7 +41,7 @@ def make_transport(settings: ServiceSettings, hello: Hello, redis_url: str) -> I
 
 
 def node_token(settings: ServiceSettings) -> str:
-    """This backbone's node token, "" when it has none. Raises ConfigError for a file that cannot be read."""
+    """Return this backbone's node token, or "". Raises ConfigError if the file cannot be read."""
     if settings.token_file is None:
         return settings.token
     try:
@@ -49,7 +49,7 @@ def node_token(settings: ServiceSettings) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"KVASIR_TOKEN_FILE={settings.token_file} cannot be read: {type(error).__name__}") from error
     if len(words) != 1:
-        raise ConfigError(f"KVASIR_TOKEN_FILE={settings.token_file} has {len(words)} words, one token is needed")
+        raise ConfigError(f"KVASIR_TOKEN_FILE={settings.token_file} has {len(words)} words; it must hold one token")
     return words[0]
 
 

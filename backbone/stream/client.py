@@ -1,7 +1,7 @@
-"""The web's side of a generation: put a request on the queue, read its events, cancel it, see who serves.
+"""The web side of a generation: put a request on the queue, read its events, cancel it.
 
-Called from async views. It never imports torch or the engine, never starts a generation twice, and turns every way in
-which a backbone or Redis can go away into a typed error within seconds.
+Async views call it. It never starts a generation twice, and turns every failure of a backbone or of Redis into a typed
+error within seconds.
 """
 
 from __future__ import annotations
@@ -43,24 +43,24 @@ logger = logging.getLogger(__name__)
 
 ENQUEUE_DEADLINE_S = 4.0
 _SOCKET_TIMEOUT_S = 3.0  # longer than a blocking read
-_MAX_CONNECTIONS = 4096  # one for each command under way
+_MAX_CONNECTIONS = 4096  # one for each command in progress
 
 
 class QueueFull(KvasirError):
-    """As many requests wait as may wait: try again after `retry_after_s`."""
+    """The queue has reached its limit: try again after `retry_after_s` seconds."""
 
     def __init__(self, n_waiting: int, limit: int, retry_after_s: int = 5) -> None:
-        super().__init__(f"{n_waiting} requests are waiting and {limit} may wait: try again in {retry_after_s} s")
+        super().__init__(f"{n_waiting} requests are waiting, and at most {limit} may: try again in {retry_after_s} s")
         self.retry_after_s = retry_after_s
 
 
 class RedisLost(KvasirError):
-    """Redis could not be reached, so nothing is known of the request."""
+    """Redis could not be reached, so the request's state is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamSettings:
-    """How the web talks to the backbones. `queue_wait_s`: a request that no backbone took by then is never started."""
+    """The web's connection to the backbones. A request that waits longer than `queue_wait_s` is never started."""
 
     redis_url: str
     queue_limit: int
@@ -68,15 +68,15 @@ class StreamSettings:
 
     @classmethod
     def from_django(cls) -> StreamSettings:
-        """From the site's settings."""
+        """Return the site's settings."""
         return cls(settings.CELERY_BROKER_URL, settings.KVASIR_QUEUE_LIMIT, settings.KVASIR_QUEUE_WAIT_S)
 
 
 async def enqueue(request: GenerationRequest, streams: StreamSettings | None = None) -> int:
-    """Put a request on the queue; returns how many were there before it.
+    """Put a request on the queue. Return the number of requests before it.
 
-    Raises QueueFull, RedisLost, and RequestError when the request cannot travel. The limit is soft by as many requests
-    as arrive at the same moment.
+    Raises QueueFull, RedisLost, and RequestError if the request cannot be written as JSON. Requests that arrive at the
+    same moment may exceed the limit.
     """
     streams = streams or StreamSettings.from_django()
     text = request.to_json()
@@ -96,17 +96,17 @@ async def enqueue(request: GenerationRequest, streams: StreamSettings | None = N
 def read(
     request_id: str, last_id: str = "0", streams: StreamSettings | None = None
 ) -> AsyncGenerator[StreamEntry, None]:
-    """The events of a request after `last_id`, to the last one. Ends with `Done` or `Failed`, never raises for Redis.
+    """Yield a request's events after `last_id`. The last one is `Done` or `Failed`; Redis's errors are never raised.
 
-    The codes of a `Failed` that is made up here: `backbone_lost`, `no_backbone`, `queue_timeout`, `redis_lost`,
-    `stream_gap`. Raises ValueError for a `last_id` that is none.
+    The reader itself makes `Failed` events with the codes `backbone_lost`, `no_backbone`, `queue_timeout`, `redis_lost`
+    and `stream_gap`. Raises ValueError for an invalid `last_id`.
     """
     streams = streams or StreamSettings.from_django()
     return _reader(streams).read(request_id, last_id)
 
 
 async def cancel(request_id: str, streams: StreamSettings | None = None) -> bool:
-    """End a request wherever it is, also before a backbone took it. False when Redis could not be told."""
+    """Cancel a request, whether it waits or runs. Return False if Redis could not be reached."""
     streams = streams or StreamSettings.from_django()
     try:
         pipeline = redis_client(streams.redis_url).pipeline(transaction=False)
@@ -123,7 +123,7 @@ _clients: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Redis]] = WeakK
 
 
 def redis_client(url: str) -> Redis:
-    """This event loop's client of a Redis. A lost connection is dialled again for less than a second."""
+    """Return this event loop's client of a Redis. A lost connection is retried for less than a second."""
     clients = _clients.setdefault(asyncio.get_running_loop(), {})
     if url not in clients:
         clients[url] = Redis.from_url(
@@ -141,7 +141,7 @@ _readers: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, float], S
 
 
 def _reader(streams: StreamSettings) -> StreamReader:
-    """This event loop's only reader of a Redis."""
+    """Return this event loop's reader of a Redis; there is one."""
     readers = _readers.setdefault(asyncio.get_running_loop(), {})
     key = streams.redis_url, streams.queue_wait_s
     if key not in readers:
@@ -151,7 +151,7 @@ def _reader(streams: StreamSettings) -> StreamReader:
 
 
 async def close_clients() -> None:
-    """Close this event loop's readers and connections, for a process or a test that ends."""
+    """Close this event loop's readers and connections, at the end of a process or a test."""
     for reader in _readers.pop(asyncio.get_running_loop(), {}).values():
         await reader.close()
     for client in _clients.pop(asyncio.get_running_loop(), {}).values():
@@ -160,7 +160,7 @@ async def close_clients() -> None:
 
 @lru_cache(maxsize=8)
 def _sender(redis_url: str) -> Celery:
-    """A Celery application that only sends, so that a web process loads no tasks."""
+    """Return a Celery application that only sends, so that a web process loads no tasks."""
     sender = Celery("kvasir-web", broker=redis_url, set_as_current=False)
     sender.conf.update(
         task_ignore_result=True,
@@ -174,5 +174,5 @@ def _sender(redis_url: str) -> Celery:
 
 def _send(streams: StreamSettings, request_id: str, text: str) -> None:
     sender = _sender(streams.redis_url)
-    # argsrepr is what logs and monitors show: never the prompt.
+    # Logs and monitors show argsrepr, which must not contain the prompt.
     sender.send_task(TASK, args=(text,), queue=QUEUE, expires=streams.queue_wait_s, argsrepr=f"({request_id})")

@@ -1,6 +1,6 @@
-"""Who serves what, as the backbones write it to Redis: models, living backbones, their counters.
+"""The directory in Redis: served models and the counters of live backbones.
 
-Read by the API for /v1/models, /readyz and /metrics. All entries expire by themselves when a backbone goes away.
+Backbones write it with `heartbeat`, the API reads it for /v1/models and /metrics. Entries expire when a backbone stops.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from backbone.stream.silence import alive_backbones
 
 @dataclass(frozen=True, slots=True)
 class ModelEntry:
-    """A model that at least one backbone serves. `created` is in Unix seconds; `has_chat`: its file has a template."""
+    """A served model. `created` is in Unix seconds; with `has_chat` its file has a chat template."""
 
     name: str
     fingerprint: str
@@ -26,7 +26,7 @@ class ModelEntry:
     has_chat: bool = False
 
     def to_fields(self) -> dict[str, str | int]:
-        """As the hash in Redis holds it."""
+        """Return the fields of the hash in Redis."""
         return {
             "name": self.name,
             "fingerprint": self.fingerprint,
@@ -38,7 +38,7 @@ class ModelEntry:
 
 
 async def models(client: Redis) -> list[ModelEntry]:
-    """All models that are served now, by name. Errors of the client rise."""
+    """Return all models that are served now, sorted by name. Raises Redis's errors."""
     names: Any = await client.smembers(MODEL_NAMES)
     found = []
     for name in sorted(names):
@@ -58,7 +58,7 @@ async def models(client: Redis) -> list[ModelEntry]:
 
 
 async def backbone_stats(client: Redis) -> dict[str, dict[str, float]]:
-    """Counters of each living backbone by its id; names are those that `BackboneProcess` gives them."""
+    """Return the counters of each live backbone by its id, with the names that `BackboneProcess` uses."""
     found = {}
     for backbone_id in await alive_backbones(client):
         fields: Any = await client.hgetall(stats_key(backbone_id))

@@ -1,7 +1,7 @@
-"""The events of one generation, from the backbone to whoever reads its stream, and their JSON.
+"""The events of one generation and their JSON.
 
-The backbone writes them, `stream.read` yields them to the API. A stream ends with `Done` or `Failed`; `Failed` may come
-at any time. Parsing is strict: an event that is not understood is an error, never a gap.
+The backbone writes them to a stream, `client.read` yields them to the API. A stream ends with `Done` or `Failed`;
+`Failed` may come at any time. Parsing is strict: an unknown event is an error and never skipped.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from kvasir.errors import KvasirError
 
 
 class EventError(KvasirError):
-    """A stream entry is not an event that this version knows."""
+    """A stream entry, record or trace that this version cannot read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """The request waits in the backbone; `position` 1 is next. Comes again when the position changes."""
+    """The request waits in the backbone; `position` 1 is next. Repeated when the position changes."""
 
     position: int
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The first choice got its slot. `fingerprint` is the API's system_fingerprint."""
+    """The first choice has a slot. `fingerprint` is the API's system_fingerprint."""
 
     prompt_tokens: int
     model: str
@@ -37,7 +37,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class TopLogprob:
-    """One of the likeliest tokens. `data` is the token's bytes, which need not be whole characters."""
+    """One of the likeliest tokens. `data` is the token's bytes, perhaps not whole characters."""
 
     token: int
     data: bytes
@@ -46,9 +46,9 @@ class TopLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One new token of a choice. `text` is what may be shown now: it may be empty, or belong to earlier tokens too.
+    """One new token of a choice. `text` is the text to show now; it may be empty, or include earlier tokens' text.
 
-    `data`, `logprob` and `top_logprobs` only where the request asked for log-probabilities; `data` is the token's own.
+    `data` (the token's own bytes), `logprob` and `top_logprobs` are set if the request wants log-probabilities.
     """
 
     choice: int
@@ -61,7 +61,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """A choice is complete: "stop" or "length". `completion_tokens` counts an end-of-text token too."""
+    """A choice is complete, by "stop" or "length". `completion_tokens` includes an end-of-text token."""
 
     choice: int
     finish_reason: str
@@ -70,7 +70,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of the request; the prompt counts once, completions of all choices add up."""
+    """Tokens of the request: those of the prompt once, those of all choices together."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -78,11 +78,11 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class SwarmShare:
-    """Who computed the request's own row-experts: how many there were, and the shares (0 to 1, together 1).
+    """The number of the request's row-experts, and the share of each source (0 to 1; their sum is 1).
 
-    `unconfirmed` are workers whose answers it used before anybody had checked them. It is flagged when one of these,
-    the `flagged_workers`, is known to have lied. Both lists are sorted and bounded. Of its tokens `n_drafted` were
-    guessed and computed ahead, and `n_accepted` of these were right.
+    `unconfirmed` are workers whose answers it used before a check. It is flagged if some of these, `flagged_workers`,
+    are known to have lied. Both lists are sorted and bounded. `n_drafted` tokens were guessed and computed ahead,
+    `n_accepted` of them were accepted.
     """
 
     row_experts: int
@@ -106,7 +106,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The request ended without an answer, or in the middle of one; the last event. `status` is HTTP's."""
+    """The request ended before its answer was complete; the last event. `status` is an HTTP status."""
 
     status: int
     code: str
@@ -123,18 +123,18 @@ _KINDS: Mapping[str, type[Event]] = {
     "done": Done,
     "error": Failed,
 }
-_encode = json.JSONEncoder(separators=(",", ":")).encode  # json.dumps would make an encoder for each event
+_encode = json.JSONEncoder(separators=(",", ":")).encode  # json.dumps would create an encoder for each event
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
 def is_last(event: Event) -> bool:
-    """Whether nothing follows in the stream."""
+    """Return whether the event is the last of its stream."""
     return isinstance(event, Done | Failed)
 
 
 def event_to_json(event: Event) -> str:
-    """One line of JSON with `kind`."""
-    if isinstance(event, Token):  # by hand: this is the one that is written for every token
+    """Return one line of JSON with `kind`."""
+    if isinstance(event, Token):  # by hand, for speed: every token has one
         values: dict[str, Any] = {"kind": "token", "choice": event.choice, "token": event.token, "text": event.text}
         if event.logprob is not None:
             values["logprob"] = event.logprob
@@ -145,13 +145,13 @@ def event_to_json(event: Event) -> str:
 
 
 def event_from_json(text: str | bytes) -> Event:
-    """The event of a stream entry. Raises EventError."""
+    """Parse the event of a stream entry. Raises EventError."""
     try:
         values = json.loads(text)
         kind = values.pop("kind")
         return _READERS.get(kind, _KINDS[kind])(**values)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise EventError(f"a stream entry is no event: {text[:200]!r} ({type(error).__name__}: {error})") from error
+        raise EventError(f"a stream entry is not an event: {text[:200]!r} ({type(error).__name__}: {error})") from error
 
 
 def _token(

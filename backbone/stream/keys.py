@@ -1,6 +1,6 @@
-"""Names of everything that the backbone keeps in Redis, in one place for writers and readers.
+"""Names, expiry times and bounds of the keys that requests and backbones have in Redis.
 
-Used by `stream.client` (the web's side) and by the backbone's writers. It holds names and fixed times, no connection.
+`client` (the web side) and the backbone's writers use them.
 """
 
 from __future__ import annotations
@@ -16,65 +16,65 @@ LEASE_S = 3
 LEASE_REFRESH_S = 1.0
 STATS_EXPIRY_S = 10
 MODEL_EXPIRY_S = 10
-KEEP_S = 300  # a stream that nothing is written to any more
+KEEP_S = 300  # a stream, after its last event
 CLAIM_MARGIN_S = 3600  # a claim outlives its request, so that a late redelivery still finds it
 MAX_EVENTS = 16384  # of one stream
-RECORD_KEEP_S = 7 * 86_400  # a request's record, from its end or from the last lie that it knows of
-MAX_RECORDS = 100_000  # then the oldest go first
+RECORD_KEEP_S = 7 * 86_400  # a request's record, after its end or its last flag
+MAX_RECORDS = 100_000  # beyond it the oldest are deleted
 RECORD_FIELD = "record"
-FLAG_FIELD = "flag:"  # and the evidence's id; holds the worker
-TRACE_KEEP_S = 3600  # where a request's last tokens were computed: for whoever looks at the answer
-MAX_TRACES = 1000  # then the oldest go first
+FLAG_FIELD = "flag:"  # followed by the evidence's id; the value is the worker
+TRACE_KEEP_S = 3600  # a request's trace, after its end
+MAX_TRACES = 1000  # beyond it the oldest are deleted
 TRACE_FIELD = "trace"
 
 
 def stream_key(request_id: str) -> str:
-    """The stream of a request's events."""
+    """Return the key of a request's stream of events."""
     return f"gen:{request_id}"
 
 
 def queued_key(request_id: str) -> str:
-    """Set while the request may be on the queue, so that a reader knows a lost request from one that waits."""
+    """Return the key that exists while a request may be on the queue, so that a reader notices a lost one."""
     return f"gen:{request_id}:queued"
 
 
 def owner_key(request_id: str) -> str:
-    """Which backbone took the request."""
+    """Return the key that holds the backbone which claimed a request."""
     return f"gen:{request_id}:owner"
 
 
 def cancelled_key(request_id: str) -> str:
-    """Set when the request was cancelled, perhaps before any backbone took it."""
+    """Return the key that exists if a request was cancelled, perhaps before a backbone claimed it."""
     return f"gen:{request_id}:cancelled"
 
 
 def lease_key(backbone_id: str) -> str:
-    """There while the backbone lives."""
+    """Return the key that exists while a backbone is alive."""
     return f"alive:{backbone_id}"
 
 
 def stats_key(backbone_id: str) -> str:
-    """The backbone's counters."""
+    """Return the key of a backbone's counters."""
     return f"stats:{backbone_id}"
 
 
 def model_key(name: str) -> str:
-    """What is known of a served model."""
+    """Return the key of a served model's entry."""
     return f"models:{name}"
 
 
 def wake_key(reader_id: str) -> str:
-    """A stream that interrupts the blocked read of one web process."""
+    """Return the key of the stream that interrupts the blocked read of a web process."""
     return f"wake:{reader_id}"
 
 
 def record_key(request_id: str) -> str:
-    """A hash: what is kept of a request that has ended."""
+    """Return the key of a hash with the record of a request that has ended."""
     return f"record:{request_id}"
 
 
 def trace_key(request_id: str) -> str:
-    """A hash: where the last tokens of a request that has ended were computed."""
+    """Return the key of a hash with the trace of a request that has ended."""
     return f"trace:{request_id}"
 
 
@@ -83,13 +83,13 @@ RECORDS = "records"  # a sorted set: ids of requests that have, or had, a record
 
 
 def entry_id(number: int) -> str:
-    """The id of a stream's event number `number`, from 1. Consecutive, so that a gap shows and a repeat is refused."""
+    """Return the id of event `number`, from 1. Ids are consecutive, to reveal gaps and refuse repetitions."""
     return f"{number}-0"
 
 
 def entry_number(entry: str) -> int:
-    """The number of an entry id; 0 for "0", the beginning. Raises ValueError for anything else."""
+    """Return the number of an entry id; 0 for "0", the beginning. Raises ValueError for an invalid id."""
     first, _, second = entry.partition("-")
     if second not in {"", "0"} or not first.isascii() or not first.isdigit():
-        raise ValueError(f"{entry!r} is no id of this stream: ids are NUMBER-0")
+        raise ValueError(f"{entry!r} is not an id of this stream: ids are NUMBER-0")
     return int(first)

@@ -1,7 +1,6 @@
-"""What a generation request is between the web and the backbone, and the events that come back.
+"""A generation request and its JSON, which travels from the web process to the backbone.
 
-The API builds requests and reads events, the backbone's task reads requests and writes events; both sides meet in the
-JSON that these classes read and write. Parsing is strict. Nothing here knows tokens' meaning, Redis or the engine.
+The API builds requests, the backbone's task reads them. Parsing is strict. Nothing here imports Redis or the engine.
 """
 
 from __future__ import annotations
@@ -13,21 +12,16 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from backbone.sampling_params import SamplingParams
 from kvasir.errors import RequestError
 
 MAX_CHOICES = 8
 MAX_REQUEST_CHARS = 4 * 1024 * 1024
-SAMPLING_FIELDS = frozenset(
-    {
-        "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
-        "seed", "stop", "max_tokens", "logprobs", "logit_bias",
-    }
-)  # fmt: skip
 _REQUEST_ID = re.compile(r"[0-9a-f]{32}")
 
 
 class RequestKind(StrEnum):
-    """What the client gave: a prompt to go on from, or messages for the model's chat template."""
+    """The client's input: a prompt to continue, or messages for the model's chat template."""
 
     COMPLETION = "completion"
     CHAT = "chat"
@@ -35,12 +29,11 @@ class RequestKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One request as the API has checked it. Exactly one of `prompt` and `messages` is given, as `kind` says.
+    """A checked request. It has a `prompt` if `kind` is COMPLETION, else `messages`.
 
-    `sampling` has the names of `SamplingParams`; ranges are checked by the backbone. `created` is in Unix
-    seconds, `deadline_s` counts from the moment that a backbone takes the request. `strict`: every worker's answer is
-    confirmed before it is used. `owner` is the public id of the key that asked, who alone may read the request's
-    record.
+    `created` is in Unix seconds, `deadline_s` counts from the moment that a backbone takes the request. With `strict`
+    every worker's answer is confirmed before it is used. `owner` is the public id of the API key that sent the request;
+    only that key may read the request's record.
     """
 
     request_id: str  # 32 lower-case hex digits
@@ -51,7 +44,7 @@ class GenerationRequest:
     prompt: str | tuple[int, ...] | None = None
     messages: tuple[Mapping[str, Any], ...] | None = None
     n: int = 1
-    sampling: Mapping[str, Any] = field(default_factory=dict)
+    sampling: SamplingParams = field(default_factory=SamplingParams)
     strict: bool = False
     owner: str = ""
 
@@ -64,35 +57,36 @@ class GenerationRequest:
             raise RequestError(f"n is {self.n}; it must be from 1 to {MAX_CHOICES}")
         if not 0 < self.deadline_s < float("inf"):
             raise RequestError(f"deadline_s is {self.deadline_s}; it must be more than 0 seconds")
-        unknown = sorted(set(self.sampling) - SAMPLING_FIELDS)
-        if unknown:
-            raise RequestError(f"sampling has {unknown[0]!r}; known are {', '.join(sorted(SAMPLING_FIELDS))}")
         has_prompt, has_messages = self.prompt is not None, self.messages is not None
         if (has_prompt, has_messages) != (self.kind is RequestKind.COMPLETION, self.kind is RequestKind.CHAT):
             raise RequestError("a completion has a prompt, a chat has messages, and neither has the other")
 
     def to_json(self) -> str:
-        """One line of JSON. Raises RequestError when a value is no JSON, or the request is too large to travel."""
+        """Return one line of JSON. Raises RequestError if a value has no JSON form, or for too large a request."""
         values = {name: getattr(self, name) for name in _REQUEST_TYPES}
-        values |= {"prompt": self.prompt, "messages": self.messages}
+        values |= {"sampling": self.sampling.to_values(), "prompt": self.prompt, "messages": self.messages}
         try:
             text = json.dumps(values, allow_nan=False, separators=(",", ":"))
         except (TypeError, ValueError, RecursionError) as error:
-            raise RequestError(f"the request holds something that is no JSON: {error}") from error
+            raise RequestError(f"the request cannot be written as JSON: {error}") from error
         if len(text) > MAX_REQUEST_CHARS:
             raise RequestError(f"the request has {len(text)} characters; at most {MAX_REQUEST_CHARS} are allowed")
         return text
 
     @classmethod
     def from_json(cls, text: str) -> GenerationRequest:
-        """Parse strictly. Raises RequestError that names the field that is missing, unknown or of another type."""
-        values = _object(text, "the request")
+        """Parse strictly. Raises RequestError naming the field that is missing, unknown or invalid."""
+        values = _object(text)
         _check_names(values, required=set(_REQUEST_TYPES), optional={"prompt", "messages"})
         for name, kinds in _REQUEST_TYPES.items():
             _check_type(name, values[name], kinds)
-        kind = _one_of(RequestKind, values["kind"])
-        prompt, messages = values.get("prompt"), values.get("messages")
-        return cls(**values | {"kind": kind, "prompt": _prompt(prompt), "messages": _messages(messages)})
+        read = {
+            "kind": _one_of(RequestKind, values["kind"]),
+            "sampling": SamplingParams.from_values(values["sampling"]),
+            "prompt": _prompt(values.get("prompt")),
+            "messages": _messages(values.get("messages")),
+        }
+        return cls(**values | read)
 
 
 _REQUEST_TYPES: Mapping[str, tuple[type, ...]] = {
@@ -108,13 +102,13 @@ _REQUEST_TYPES: Mapping[str, tuple[type, ...]] = {
 }
 
 
-def _object(text: str, what: str) -> dict[str, Any]:
+def _object(text: str) -> dict[str, Any]:
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise RequestError(f"{what} is no JSON: {error}") from error
+        raise RequestError(f"the request is not valid JSON: {error}") from error
     if not isinstance(values, dict):
-        raise RequestError(f"{what} is a JSON {type(values).__name__}; it must be an object")
+        raise RequestError(f"the request is a JSON {type(values).__name__}; it must be an object")
     return values
 
 

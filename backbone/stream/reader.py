@@ -1,8 +1,8 @@
-"""All generations that a web process follows, read with one blocking command: events in order, and what silence means.
+"""Reads the events of all generations that a web process follows, with one blocking command.
 
-Used by `stream.read`. One task reads whatever came for any stream and hands it to that stream's reader; a stream that
-says nothing for a while is looked after by `stream.silence`. It never restarts a generation, never passes over a gap,
-and reads no further for a reader that is behind.
+`client.read` uses it. One task reads all streams and passes each stream's events to its reader; streams without events
+for a while are checked by `silence`. It never restarts a generation, never skips a gap, and does not read ahead for a
+slow reader.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from backbone.stream.silence import ReadLimits, Silent, reasons
 
 logger = logging.getLogger(__name__)
 
-_BATCH = 256  # of one stream; so many entries ahead, and nothing more is read for a slow reader
+_BATCH = 256  # entries of one stream in a read, and the most that wait for a slow reader
 _WAKE_EXPIRY_S = 60
 Entries: TypeAlias = "list[tuple[str, dict[str, str]]]"
 
 
 class StreamEntry(NamedTuple):
-    """An event and the id after which a dropped reader resumes. A made-up error repeats the id before it."""
+    """An event, and the id after which a dropped reader resumes. A failure made here repeats the id before it."""
 
     entry_id: str
     event: Event
@@ -38,14 +38,14 @@ class StreamEntry(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Follower:
-    """One reader of one stream. `number` and `last_id` are of the last entry that was put."""
+    """One reader of one stream. `number` and `last_id` belong to the last entry from Redis."""
 
     request_id: str
     key: str
     number: int
     last_id: str
     began: float
-    heard: float  # when it last said something, or was looked after
+    seen: float  # when it last had an event, or was checked
     ready: list[StreamEntry] = field(default_factory=list)
     has_more: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -53,27 +53,27 @@ class _Follower:
     def has_room(self) -> bool:
         return len(self.ready) < _BATCH
 
-    def hear(self, entry: str, fields: dict[str, str], now: float) -> Event | None:
-        """The next event, or the failure that this entry means; None for one that this reader has had."""
+    def receive(self, entry: str, fields: dict[str, str], now: float) -> Event | None:
+        """Return the entry's event, or a failure after a gap; None for an entry that this reader has had."""
         wanted = self.number + 1
         if entry != entry_id(wanted):
             if entry_number(entry) < wanted:
                 return None
             message = f"event {wanted} of this request is lost; the next one has the id {entry}"
             return Failed(502, "stream_gap", message)
-        self.number, self.last_id, self.heard = wanted, entry, now
+        self.number, self.last_id, self.seen = wanted, entry, now
         try:
             return event_from_json(fields[EVENT_FIELD])
         except (EventError, KeyError) as error:
             return Failed(502, "stream_gap", f"event {wanted} of this request cannot be read: {error}")
 
     def put(self, last_id: str, event: Event) -> None:
-        """Give it to the reader."""
+        """Queue an event for the reader."""
         self.ready.append(StreamEntry(last_id, event))
         self.has_more.set()
 
     async def take(self) -> list[StreamEntry]:
-        """All that came, at least one."""
+        """Wait for entries and return all of them."""
         await self.has_more.wait()
         self.has_more.clear()
         taken, self.ready = self.ready, []
@@ -81,7 +81,7 @@ class _Follower:
 
 
 class StreamReader:
-    """Follows any number of streams over one client, in one event loop; its task lives while there are some."""
+    """Follows any number of streams with one client, in one event loop. Its task runs while there are any."""
 
     def __init__(
         self, client: Redis, limits: ReadLimits | None = None, clock: Callable[[], float] = time.monotonic
@@ -94,10 +94,10 @@ class StreamReader:
         self._wake_key = wake_key(uuid.uuid4().hex)
         self._last_wake = "0"
         self._wakes: set[asyncio.Task[None]] = set()  # the loop itself holds tasks only weakly
-        self._is_blocked = False  # in a read that no wake was sent for
+        self._is_blocked = False  # in a read that was not interrupted yet
 
     async def read(self, request_id: str, last_id: str = "0") -> AsyncGenerator[StreamEntry, None]:
-        """Everything after `last_id`; the last event is `Done` or `Failed`."""
+        """Yield the entries after `last_id`; the last event is `Done` or `Failed`."""
         number, now = entry_number(last_id), self._clock()
         follower = _Follower(request_id, stream_key(request_id), number, last_id, now, now)
         self._followers.add(follower)
@@ -105,7 +105,7 @@ class StreamReader:
         try:
             while True:
                 entries = await follower.take()
-                if len(entries) >= _BATCH:  # it had been left out
+                if len(entries) >= _BATCH:  # it was full, so the task has skipped it
                     self._attend()
                 for entry in entries:
                     yield entry
@@ -115,14 +115,14 @@ class StreamReader:
             self._followers.discard(follower)
 
     async def close(self) -> None:
-        """End the task; streams that are still followed fail."""
+        """Stop the task; streams that are still followed fail."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         self._fail(self._followers, Failed(503, "redis_lost", "this server is stopping; send the request again"))
 
     def _attend(self) -> None:
-        """Let the task see that there is more to read: start it, or wake it when it is blocked."""
+        """Make the task read one stream more: start it, or interrupt its blocked read."""
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run())
         elif self._is_blocked:
@@ -132,14 +132,14 @@ class StreamReader:
             wake.add_done_callback(self._wakes.discard)
 
     async def _wake(self) -> None:
-        """The blocked read returns, wherever it is, for it reads this stream too. Without it, it returns by itself."""
+        """Write to a stream of the blocked read, so that it returns at once instead of after `block_s`."""
         try:
             commands = self._client.pipeline(transaction=False)
             commands.xadd(self._wake_key, {"": ""}, maxlen=1, approximate=False)
             commands.expire(self._wake_key, _WAKE_EXPIRY_S)
             await commands.execute()
         except RedisError as error:
-            logger.warning("the reader of streams could not be woken: %s", error)
+            logger.warning("the blocked read of streams could not be interrupted: %s", error)
 
     async def _run(self) -> None:
         while self._followers:
@@ -148,15 +148,15 @@ class StreamReader:
             except RedisError as error:
                 failure = Failed(503, "redis_lost", f"the message store cannot be reached: {error}")
                 self._fail(self._followers, failure)
-            except Exception:  # the readers must hear of it, whatever it is
+            except Exception:  # any error must reach the readers
                 logger.exception("reading streams failed")
                 self._fail(self._followers, Failed(500, "internal_error", "the server failed to read the answer"))
 
     async def _round(self) -> None:
-        """Read once, then look after those that have been silent for too long."""
+        """Read once, then check the streams that have been silent for `block_s`."""
         wanted = [follower for follower in self._followers if follower.has_room]
         block_s = self._limits.block_s
-        silent_at = min((follower.heard for follower in wanted), default=self._clock()) + block_s
+        silent_at = min((follower.seen for follower in wanted), default=self._clock()) + block_s
         self._is_blocked = True
         try:
             found = await self._next(wanted, max(1, int(1000 * (silent_at - self._clock()))))
@@ -164,25 +164,25 @@ class StreamReader:
             self._is_blocked = False
         self._hand_out(wanted, found)
         now = self._clock()
-        silent = [follower for follower in wanted if now - follower.heard >= block_s and follower in self._followers]
+        silent = [follower for follower in wanted if now - follower.seen >= block_s and follower in self._followers]
         if silent:
-            await self._look_after(silent, now)
+            await self._check(silent, now)
 
-    async def _look_after(self, silent: list[_Follower], now: float) -> None:
-        looks = [Silent(one.request_id, one.number > 0, now - one.began) for one in silent]
-        found = await reasons(self._client, self._limits, looks)
+    async def _check(self, silent: list[_Follower], now: float) -> None:
+        streams = [Silent(one.request_id, one.number > 0, now - one.began) for one in silent]
+        found = await reasons(self._client, self._limits, streams)
         doomed = {follower: reason for follower, reason in zip(silent, found, strict=True) if reason is not None}
         for follower in silent:
-            follower.heard = now
+            follower.seen = now
         if doomed:
             numbers = {follower: follower.number for follower in doomed}
-            self._hand_out(doomed, await self._next(doomed, None))  # what came between read and look
+            self._hand_out(doomed, await self._next(doomed, None))  # events since the read
             for follower, reason in doomed.items():
                 if follower.number == numbers[follower]:
                     self._fail([follower], reason)
 
     async def _next(self, followers: Iterable[_Follower], block_ms: int | None) -> dict[str, Entries]:
-        """What came for these, by stream. Two may follow one stream: then it is read from the earlier one's place."""
+        """Return new entries by stream. If two follow one stream, read from the earlier position of both."""
         places: dict[Any, Any] = {}
         for follower in followers:
             place = places.get(follower.key)
@@ -201,7 +201,7 @@ class StreamReader:
         now = self._clock()
         for follower in followers:
             for entry, fields in found.get(follower.key, ()):
-                event = follower.hear(entry, fields, now) if follower in self._followers else None
+                event = follower.receive(entry, fields, now) if follower in self._followers else None
                 if event is not None:
                     self._put(follower, entry, event)
 
@@ -216,7 +216,7 @@ class StreamReader:
 
 
 def _flat(entries: Any) -> Entries:
-    """XREAD's entries of one stream; newer protocol versions nest them once more."""
+    """Return XREAD's entries of one stream; newer protocol versions nest them once more."""
     if entries and isinstance(entries[0], list):
         return [entry for group in entries for entry in group]
     return list(entries)

@@ -1,6 +1,6 @@
-"""What is kept of a request that has ended: how it ended, whose unconfirmed answers it used, which of these lied.
+"""The record of a request that has ended: its end, the workers with unconfirmed answers, and flags for lies.
 
-`record_keeper` writes records into Redis, the API reads them for the key that asked. No text is in one.
+`record_keeper` writes records to Redis, the API reads them for the key that sent the request. A record has no text.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from backbone.stream.keys import FLAG_FIELD, RECORD_FIELD, record_key
 
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
-    """Times are unix seconds. `owner` is the public id of the key that asked."""
+    """Times are in Unix seconds. `owner` is the public id of the key that sent the request."""
 
     request_id: str
     owner: str
@@ -28,10 +28,10 @@ class RequestRecord:
     strict: bool
     end: Done | Failed
     unconfirmed: tuple[str, ...] = ()
-    flags: Mapping[str, str] = field(default_factory=dict)  # the worker that lied, by the evidence's id
+    flags: Mapping[str, str] = field(default_factory=dict)  # evidence id -> the worker that lied
 
     def to_json(self) -> str:
-        """One line, without the flags: these are fields of their own, which may come later, or before."""
+        """Return one line without the flags, which are separate fields of the hash and may be written at any time."""
         values = {name: getattr(self, name) for name in _PLAIN}
         return json.dumps(values | {"end": event_to_json(self.end)}, separators=(",", ":"))
 
@@ -40,7 +40,7 @@ _PLAIN = ("request_id", "owner", "model", "created", "ended", "strict", "unconfi
 
 
 def record_from_fields(fields: Mapping[str, str]) -> RequestRecord | None:
-    """From the fields of its hash; None when the request has not ended. Raises EventError."""
+    """Parse the fields of the hash; None if the request has not ended. Raises EventError."""
     text = fields.get(RECORD_FIELD)
     if text is None:
         return None
@@ -51,13 +51,13 @@ def record_from_fields(fields: Mapping[str, str]) -> RequestRecord | None:
         unconfirmed = tuple(values.pop("unconfirmed"))
         record = RequestRecord(**values, end=end, unconfirmed=unconfirmed, flags=flags)  # type: ignore[arg-type]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise EventError(f"a request's record is none: {text[:200]!r} ({type(error).__name__}: {error})") from error
+        raise EventError(f"a request's record is invalid: {text[:200]!r} ({type(error).__name__}: {error})") from error
     if not isinstance(end, Done | Failed):
-        raise EventError(f"a request's record ends with {type(end).__name__}; only Done and Failed are ends")
+        raise EventError(f"a request's record ends with {type(end).__name__}; it must be Done or Failed")
     return record
 
 
 async def read_record(client: Redis, request_id: str) -> RequestRecord | None:
-    """The record, or None. Redis's errors rise."""
-    fields: Any = await client.hgetall(record_key(request_id))  # as text: the client decodes
+    """Return the record, or None. Raises Redis's errors."""
+    fields: Any = await client.hgetall(record_key(request_id))  # str: the client decodes
     return record_from_fields(fields)

@@ -1,6 +1,7 @@
-"""Where the last tokens of a request's first answer were computed, as it is kept for a while after the request's end.
+"""The trace of a request: where the last tokens of its first answer were computed.
 
-`record_keeper` writes traces into Redis, the API reads them for the key that asked. No text and no token is in one.
+`record_keeper` writes traces to Redis, the API reads them for the key that sent the request. A trace has no text and no
+tokens.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ MOST_COUNTED = 0xFFFF
 
 @dataclass(frozen=True, slots=True)
 class TraceSource:
-    """Who computed: a worker, a copy of a busy expert on the backbone, or the backbone's own replica.
+    """A worker, the backbone's hot experts, or its fallback replica.
 
-    `worker` is a node's public id, or "operator" for all of the operator's own; None for the backbone.
+    `worker` is a node's public id, or "operator" for all workers of the operator; None for the backbone.
     """
 
     kind: str
@@ -36,7 +37,7 @@ class TraceSource:
 
 @dataclass(frozen=True, slots=True)
 class RequestTrace:
-    """The last tokens in order, the first of them number `first_token` of the answer, from 0.
+    """The last tokens in order; the first of them has the index `first_token` in the answer.
 
     `counts` are row-experts, u16 little-endian [n_tokens, n_layers, n_sources].
     """
@@ -48,17 +49,17 @@ class RequestTrace:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of `counts` for each token."""
+        """Return the bytes of `counts` for each token."""
         return 2 * len(self.layers) * len(self.sources)
 
     def tokens(self) -> Iterator[list[tuple[int, ...]]]:
-        """For each token, for each layer: how many row-experts each source computed."""
+        """Yield for each token, by layer, the row-experts of each source."""
         by_layer = struct.Struct(f"<{len(self.sources)}H")
         for start in range(0, len(self.counts), self.token_bytes):
             yield list(by_layer.iter_unpack(self.counts[start : start + self.token_bytes]))
 
     def to_text(self) -> str:
-        """As it is stored. Most counts are nothing or as for the token before, so they become small."""
+        """Return the stored form. Most counts are 0 or repeat the token before, so they compress well."""
         values = {
             "first_token": self.first_token,
             "layers": self.layers,
@@ -69,20 +70,20 @@ class RequestTrace:
 
 
 def trace_from_text(text: str) -> RequestTrace:
-    """Read what `to_text` wrote. Raises EventError for anything else."""
+    """Parse the text of `to_text`. Raises EventError if it is invalid."""
     try:
         values: dict[str, Any] = json.loads(text)
         counts = zlib.decompress(base64.b64decode(values["counts"], validate=True))
         sources = tuple(TraceSource(kind, worker) for kind, worker in values["sources"])
         trace = RequestTrace(int(values["first_token"]), tuple(map(int, values["layers"])), sources, counts)
         if not trace.token_bytes or len(counts) % trace.token_bytes:
-            raise ValueError(f"{len(counts)} bytes are no counts of {trace.token_bytes} bytes a token")
+            raise ValueError(f"counts have {len(counts)} bytes; each token has {trace.token_bytes}")
     except (ValueError, KeyError, TypeError, zlib.error) as error:
-        raise EventError(f"a request's trace is none: {text[:80]!r} ({type(error).__name__}: {error})") from error
+        raise EventError(f"a request's trace is invalid: {text[:80]!r} ({type(error).__name__}: {error})") from error
     return trace
 
 
 async def read_trace(client: Redis, request_id: str) -> RequestTrace | None:
-    """The trace, or None. Redis's errors rise."""
+    """Return the trace, or None. Raises Redis's errors."""
     text: Any = await client.hget(trace_key(request_id), TRACE_FIELD)
     return None if text is None else trace_from_text(text)

@@ -1,6 +1,6 @@
-"""What it means when streams are silent: looked up in Redis for all of them together, in two or three commands.
+"""Why streams are silent: looked up in Redis for all of them together, in two or three commands.
 
-Used by `stream.reader`. It only looks; whether an event came in the meantime is the reader's to find out.
+`reader` calls it, and checks for events that arrived in the meantime. It never writes.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from redis.asyncio import Redis
 from backbone.stream.events import Failed
 from backbone.stream.keys import BACKBONES, lease_key, owner_key, queued_key
 
-_BACKBONE_LOST = Failed(502, "backbone_lost", "the backbone that served this request went away; send it again")
-_UNKNOWN = Failed(503, "redis_lost", "the message store does not know this request any more; send it again")
+_BACKBONE_LOST = Failed(502, "backbone_lost", "the backbone that served this request has stopped; send it again")
+_UNKNOWN = Failed(503, "redis_lost", "the message store has lost this request; send it again")
 _NO_BACKBONE = Failed(503, "no_backbone", "no backbone is running")
 
 
 @dataclass(frozen=True, slots=True)
 class ReadLimits:
-    """Seconds. `block_s`: how long a stream may be silent before its owner's lease is looked at."""
+    """Times in seconds. After `block_s` of silence the lease of a stream's owner is checked."""
 
     queue_wait_s: float = 120.0
     no_backbone_s: float = 10.0
@@ -30,7 +30,7 @@ class ReadLimits:
 
 @dataclass(frozen=True, slots=True)
 class Silent:
-    """A stream that says nothing: whether it ever did, and for how long its reader has been there."""
+    """A silent stream: whether it had an event before, and how long its reader has waited."""
 
     request_id: str
     has_begun: bool
@@ -38,11 +38,11 @@ class Silent:
 
 
 async def reasons(client: Redis, limits: ReadLimits, streams: Sequence[Silent]) -> list[Failed | None]:
-    """For each stream: why it will stay silent, or None when there is hope. Errors of the client rise."""
+    """Return for each stream why it will stay silent, or None if events may follow. Raises Redis's errors."""
     if not streams:
         return []
     owners: Any = await client.mget([owner_key(stream.request_id) for stream in streams])
-    # A lease says that the owner lives; without an owner the request must still be on the queue.
+    # A lease shows that the owner is alive; a request without an owner must still be on the queue.
     signs: Any = await client.mget(
         [
             queued_key(stream.request_id) if owner is None else lease_key(str(owner))
@@ -63,7 +63,7 @@ def _reason(limits: ReadLimits, stream: Silent, *, has_owner: bool, has_sign: bo
     if stream.has_begun or not has_sign:
         return _UNKNOWN
     if stream.waited_s >= limits.queue_wait_s:
-        message = f"no backbone had time for this request within {limits.queue_wait_s:g} s"
+        message = f"no backbone took this request within {limits.queue_wait_s:g} s"
         return Failed(503, "queue_timeout", message)
     if stream.waited_s >= limits.no_backbone_s and is_deserted:
         return _NO_BACKBONE
@@ -71,7 +71,7 @@ def _reason(limits: ReadLimits, stream: Silent, *, has_owner: bool, has_sign: bo
 
 
 async def alive_backbones(client: Redis) -> list[str]:
-    """Ids of the backbones whose lease stands, sorted."""
+    """Return the ids of backbones with a valid lease, sorted."""
     members: Any = await client.smembers(BACKBONES)
     ids = sorted(members)
     if not ids:

@@ -12,16 +12,17 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from backbone.engine.sampling.params import SamplingParams
 from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.swarm.edge_pool import EdgePool
 from backbone.engine.swarm.expert_store import ExpertStore
 from backbone.engine.swarm.transport import NoWorkers, Transport
 from backbone.engine.swarm.worker_address import WorkerAddress
 from backbone.engine.trust.book import Forgetful
+from backbone.engine.trust.entry_tests import WorkerAccess
 from backbone.engine.trust.guard import Lie, WorkGuard
 from backbone.engine.trust.standing import TrustPolicy, TrustState
 from backbone.management.generation import Generation, generate
+from backbone.sampling_params import SamplingParams
 from kvasir.kernels.registry import kernel_named
 from kvasir.worker.serving.holdings import open_holdings
 from kvasir_site.supervisor.local_workers import LocalWorker
@@ -99,7 +100,7 @@ def run_with_liar(
     with serving(holdings) as addresses, _edges(loaded, addresses) as edges:
         guard = WorkGuard(
             loaded.store,
-            edges,
+            WorkerAccess(edges),
             key=KEY,
             policy=policy,
             is_strict=is_strict,
@@ -118,7 +119,7 @@ def cost_pct(loaded: LoadedModel, addresses: list[str], *, n_prompts: int, is_st
     """CPU time of recomputing, per cent of all other CPU time of the backbone; honest workers that are long proven."""
     with _edges(loaded, addresses) as edges:
         keeper = Known(TrustState(verified=10**9))
-        guard = WorkGuard(loaded.store, edges, key=KEY, is_strict=is_strict, keeper=keeper)
+        guard = WorkGuard(loaded.store, WorkerAccess(edges), key=KEY, is_strict=is_strict, keeper=keeper)
         guard.usable(edges.live())
         guard.settle()
         before, entry = time.process_time(), guard.counters.check_cpu_s

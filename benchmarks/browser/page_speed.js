@@ -5,8 +5,8 @@
  */
 
 import { createGpuKernel } from "/static/kvasir/kernels/gpu/kernel.js";
+import { packRows } from "/static/kvasir/kernels/kx1_format.js";
 import { plainRows } from "/static/kvasir/kernels/kx1_inputs.js";
-import { packRows } from "/static/kvasir/kernels/kx1_pack.js";
 import { madeExpert, sha256 } from "/static/kvasir/kernels/selftest.js";
 import { createWasmKernel } from "/static/kvasir/kernels/wasm/kernel.js";
 
@@ -69,8 +69,11 @@ async function timeRows(kernel, { nRows, dModel, nExperts, nRuns }) {
 /** Names of the golden vectors that WebAssembly and the GPU miss here: all of them, and the experts of full shape. */
 export async function missedVectors() {
     const [wasm, gpu] = [await import("/wasm_checks.js"), await import("/gpu_checks.js")];
-    const missed = Object.entries(await wasm.vectors()).flatMap(([build, { differing }]) => differing.map((name) => `${build} ${name}`));
-    for (const [name, differences] of Object.entries(await gpu.golden())) if (differences.some((n) => n > 0)) missed.push(`webgpu ${name}`);
+    const missed = Object.entries(await wasm.vectors()).flatMap(([build, { differing }]) =>
+        differing.map((name) => `${build} ${name}`),
+    );
+    for (const [name, differences] of Object.entries(await gpu.golden()))
+        if (differences.some((n) => n > 0)) missed.push(`webgpu ${name}`);
     return [...missed, ...(await gpu.fullShape()).map((name) => `webgpu ${name}`)];
 }
 
@@ -88,7 +91,10 @@ export async function measureHeatmap({ nLayer, nExpert, nRuns }) {
     const heatmap = new Heatmap(canvas);
     const times = [];
     for (let run = 0; run <= nRuns; run++) {
-        const pixels = Uint32Array.from({ length: nLayer * nExpert }, (_, cell) => 0xff000000 | ((cell * 2654435761 + run) >>> 8));
+        const pixels = Uint32Array.from(
+            { length: nLayer * nExpert },
+            (_, cell) => 0xff000000 | ((cell * 2654435761 + run) >>> 8),
+        );
         const start = performance.now();
         heatmap.show(nLayer, nExpert, pixels);
         canvas.getContext("2d")?.getImageData(0, 0, 1, 1);

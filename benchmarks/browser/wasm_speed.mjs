@@ -11,7 +11,7 @@ import { createInterface } from "node:readline";
 const KERNELS = new URL("../../frontend/static/kvasir/kernels/", import.meta.url);
 const { packedRowBytes, weightExponents } = await import(new URL("kx1_format.js", KERNELS));
 const { plainRows } = await import(new URL("kx1_inputs.js", KERNELS));
-const { packRows } = await import(new URL("kx1_pack.js", KERNELS));
+const { packRows } = await import(new URL("kx1_format.js", KERNELS));
 const { madeExpert } = await import(new URL("selftest.js", KERNELS));
 const { Kx1Instance } = await import(new URL("wasm/instance.js", KERNELS));
 const { checkVectors } = await import(new URL("../../tests/browser/pages/kx1_vectors.js", import.meta.url));

@@ -128,24 +128,6 @@ def overhead(figures: Figures) -> Chart:
     )
 
 
-def fast(figures: Figures) -> Chart:
-    """Speed of the dense path's other modes by exact mode's."""
-    patterns = {
-        "fast, as measured": "ratio_fast_{}",
-        "copies in bf16": "ratio_copied_{}",
-        "torch, f32": "ratio_float_{}",
-    }
-    return Chart(
-        "The dense path's modes beside exact mode",
-        "decode by batch, and a prompt",
-        "speed by exact mode's",
-        _bars(figures, patterns, ("1", "8", "32", "pp512")),
-        groups=("1 sequence", "8 sequences", "32 sequences", "prompt of 512"),
-        limits=[Limit("exact mode", 1.0)],
-        note="Four layers of the 122B's shape, experts the same in all modes, CPU time",
-    )
-
-
 def wire(figures: Figures) -> Chart:
     """Megabytes a token on the wire, by how workers answer."""
     names = {
@@ -197,7 +179,6 @@ CURVES: dict[str, Callable[[Figures], Chart]] = {
     "bench_hot_cache": hot_cache,
     "bench_vs_llamacpp": vs_llamacpp,
     "bench_overhead": overhead,
-    "bench_fast": fast,
     "bench_wire": wire,
     "bench_speculate": speculate,
 }

@@ -16,7 +16,6 @@ import numpy as np
 from backbone.engine.dispatch.deadlines import DeadlineRule
 from backbone.engine.dispatch.dispatcher import ExpertDispatcher, Served
 from backbone.engine.model.expert_caller import ExpertCaller
-from backbone.engine.sampling.params import SamplingParams
 from backbone.engine.serving.jobs import Broken, Completed, Job, JobEvents, JobSpec, NewToken
 from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.serving.micro_batches import MOST_GROUPS, GroupPlanner
@@ -27,6 +26,7 @@ from backbone.engine.swarm.reply_format import ReplyFormat
 from backbone.engine.swarm.sum_scale import SumScale
 from backbone.engine.swarm.transport import Transport
 from backbone.engine.trust.receipts import TrafficCounter
+from backbone.sampling_params import SamplingParams
 from benchmarks.emulator.clock import CpuLoop
 from market.coverage.scarcity import Counts
 

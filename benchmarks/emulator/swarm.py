@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from backbone.engine.swarm.expert_store import ExpertStore
 from backbone.engine.swarm.measured import Measured
-from backbone.engine.swarm.placement import CoverageSnapshot
+from backbone.engine.swarm.placement import ReplicaMap
 from backbone.engine.swarm.worker_health import Health
 from backbone.engine.swarm.worker_meter import WorkerMeter
 from benchmarks.emulator.answers import AnswerBook
@@ -101,7 +101,7 @@ class EmulatedSwarm:
         """Seconds that each worker has computed."""
         return {name: member.worker.busy_s for name, member in self._members.items()}
 
-    def coverage(self) -> CoverageSnapshot:
+    def coverage(self) -> ReplicaMap:
         """What the connected workers hold."""
         return self._coverage
 
@@ -230,7 +230,7 @@ class EmulatedSwarm:
         self._wait_for_loss(worker_id)
 
     def _publish(self) -> None:
-        self._coverage = CoverageSnapshot.build(
+        self._coverage = ReplicaMap.build(
             {name: member.worker.ranges for name, member in self._members.items() if member.is_connected}
         )
 

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from backbone.engine.sampling.params import SamplingParams
 from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.swarm.edge_pool import EdgePool
 from backbone.engine.swarm.transport import NoWorkers
 from backbone.engine.swarm.worker_address import WorkerAddress
 from backbone.management.generation import first_difference, generate
+from backbone.sampling_params import SamplingParams
 from kvasir.experts import ExpertRange
 from kvasir.slicing.slices import plan_slice, write_slice
 from kvasir_site.supervisor.local_workers import LocalWorkers

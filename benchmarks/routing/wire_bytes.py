@@ -8,7 +8,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from backbone.engine.swarm.placement import CoverageSnapshot, DispatchBatch, place
+from backbone.engine.swarm.placement import DispatchBatch, ReplicaMap, place
 from benchmarks.routing.made_routing import Weights
 from benchmarks.routing.real_routing import Routed
 from kvasir.experts import ExpertRange, FloatRows
@@ -60,13 +60,13 @@ class Traffic:
         return self
 
 
-def workers_of_layer(n_workers: int, n_expert: int) -> CoverageSnapshot:
+def workers_of_layer(n_workers: int, n_expert: int) -> ReplicaMap:
     """Each worker holds one range of layer 0, all as large."""
     size = n_expert // n_workers
-    return CoverageSnapshot.build({f"w{n:02}": [ExpertRange(0, n * size, (n + 1) * size)] for n in range(n_workers)})
+    return ReplicaMap.build({f"w{n:02}": [ExpertRange(0, n * size, (n + 1) * size)] for n in range(n_workers)})
 
 
-def call_traffic(call: LayerRows, coverage: CoverageSnapshot, reply: Reply, hot: Collection[int]) -> Traffic:
+def call_traffic(call: LayerRows, coverage: ReplicaMap, reply: Reply, hot: Collection[int]) -> Traffic:
     """Frames of one call both ways, headers included; `routed` names experts by the places that workers hold."""
     placement = place(0, call.routed, coverage, coverage.held.keys(), hot=hot)
     traffic = Traffic(n_rows=len(call.rows), n_pairs=call.routed.size, n_hot=len(placement.hot_slots))

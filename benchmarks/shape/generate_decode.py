@@ -14,7 +14,6 @@ from pathlib import Path
 
 from backbone.engine.dispatch.deadlines import DeadlineRule
 from backbone.engine.dispatch.dispatcher import ExpertDispatcher
-from backbone.engine.sampling.params import SamplingParams
 from backbone.engine.serving.engine import Engine
 from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.serving.sequence import Sequence as EngineSequence
@@ -22,6 +21,7 @@ from backbone.engine.serving.tally import Tally
 from backbone.engine.swarm.reply_format import ReplyFormat
 from backbone.engine.swarm.sum_scale import SumScale
 from backbone.engine.swarm.transport import Transport
+from backbone.sampling_params import SamplingParams
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO_MODEL = ROOT / "models" / "kvasir-demo-moe.q4_k_m.gguf"

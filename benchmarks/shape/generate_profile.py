@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 
 from backbone.engine.sampling.choice import RandomDraw, TokenHistory, sample
-from backbone.engine.sampling.params import SamplingParams
 from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.swarm.transport import NoWorkers, Transport
+from backbone.sampling_params import SamplingParams
 from benchmarks.exact.sharded import two_workers
 from benchmarks.shape.generate_decode import DEMO_MODEL, N_CTX, decode, story_beginnings
 

@@ -20,16 +20,15 @@ from torch import Tensor
 
 from backbone.engine.model.architectures import read_config
 from backbone.engine.model.attention import Attention
+from backbone.engine.model.batch import Step
 from backbone.engine.model.expert_caller import ExpertCaller
 from backbone.engine.model.kv_cache import SlotCache
 from backbone.engine.model.layer import Layer
 from backbone.engine.model.loader import DenseTensors
 from backbone.engine.model.mtp_experts import MtpExperts
 from backbone.engine.model.mtp_layer import ModelEnds, MtpLayer
-from backbone.engine.model.step import Step
-from backbone.engine.ops.interface import KVLayer, Segment
+from backbone.engine.ops.interface import KVLayer, RopeTable, Segment
 from backbone.engine.ops.model_config import ModelConfig, RopeConfig
-from backbone.engine.ops.rope import RopeTable
 from backbone.engine.ops.stable_ops import StableOps
 from benchmarks.shape.model import QUICK, RealShape, model_bytes, require_room, write_real_shape
 from kvasir.experts import WeightMatrix

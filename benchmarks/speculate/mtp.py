@@ -14,8 +14,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from backbone.engine.sampling.params import SamplingParams
 from backbone.engine.serving.loaded_model import LoadedModel
+from backbone.sampling_params import SamplingParams
 from benchmarks.speculate.run import Request, Run, decode
 from tests.oracles.mtp_models import write_right_head
 from tests.oracles.tiny_layout import TinyShape

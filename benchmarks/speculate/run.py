@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from backbone.engine.dispatch.dispatcher import ExpertDispatcher
-from backbone.engine.drafts.counts import DraftCounts
+from backbone.engine.drafts.drafter import DraftCounts
 from backbone.engine.model.expert_caller import ExpertCaller
-from backbone.engine.sampling.params import SamplingParams
 from backbone.engine.serving.engine import Engine
 from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.serving.scheduler import Chunk
 from backbone.engine.serving.sequence import Sequence as EngineSequence
 from backbone.engine.swarm.transport import NoWorkers
+from backbone.sampling_params import SamplingParams
 from benchmarks.emulator.clock import CpuLoop
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from backbone.engine.sampling.params import SamplingParams
 from backbone.engine.serving.loaded_model import LoadedModel
+from backbone.sampling_params import SamplingParams
 from benchmarks.shape.generate_decode import NEVER
 from benchmarks.speculate.run import Request, decode
 

@@ -1,4 +1,4 @@
-"""The dashboard's live feed: snapshots of the swarm to all watchers.
+"""The dashboard's live feed: snapshots of the swarm for all watchers.
 
 `kvasir_site.asgi` enters by `consumer`.
 It never changes the market.

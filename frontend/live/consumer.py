@@ -1,6 +1,6 @@
 """The dashboard's WebSocket at /live: whole snapshots, gzipped JSON in binary messages, at most one a second.
 
-Anybody may watch; nobody may say anything. `kvasir_site.asgi` mounts it.
+It needs no token and accepts no messages. `kvasir_site.asgi` mounts it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class LiveConsumer(AsyncWebsocketConsumer):
-    """One watcher. While it reads too slowly, snapshots that it would get late are dropped by the channel layer."""
+    """One watcher. When it reads too slowly, the channel layer drops snapshots."""
 
     _is_counted = False
 
@@ -30,32 +30,32 @@ class LiveConsumer(AsyncWebsocketConsumer):
         self.groups = [GROUP]
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Serve until the end, whatever ends it."""
+        """Serve until the socket closes; a watcher that was counted always leaves the feed."""
         try:
             await super().__call__(scope, receive, send)
-        except (RedisError, OSError) as error:  # the layer's; the page dials again by itself
-            logger.warning("a watcher is lost: %s: %s", type(error).__name__, error)
+        except (RedisError, OSError) as error:  # of the channel layer; the page reconnects by itself
+            logger.warning("a watcher's socket is closed: %s: %s", type(error).__name__, error)
             await send({"type": "websocket.close", "code": SERVICE_RESTART, "reason": "the message store was lost"})
         finally:
             if self._is_counted:
                 feed().leave()
 
     async def connect(self) -> None:
-        """Accept, so that a refusal can be read, and begin with what is at hand."""
+        """Accept, so that the client can read a refusal, and send the last snapshot if it is fresh."""
         await self.accept()
         self._is_counted = feed().join()
         if not self._is_counted:
-            await self.close(TRY_AGAIN_LATER, "as many watch here as may; try again later")
+            await self.close(TRY_AGAIN_LATER, "this site has reached its limit of viewers; try again later")
             return
         found = feed().fresh()
         if found is not None:
             await self.send(bytes_data=found)
 
     async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
-        """Nothing is taken."""
-        await self.close(POLICY_VIOLATION, "this socket only tells")
+        """Close the socket: messages are not accepted."""
+        await self.close(POLICY_VIOLATION, "this socket accepts no messages")
 
     async def live_snapshot(self, message: dict[str, Any]) -> None:
-        """A snapshot for all."""
+        """Send a snapshot of the group."""
         if self._is_counted:
             await self.send(bytes_data=message["data"])

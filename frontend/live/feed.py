@@ -1,7 +1,7 @@
-"""Builds snapshots while anybody watches, at most one a second, and sends each to all watchers of the site.
+"""The feed of snapshots: built while there are watchers, at most one a second, and sent to all watchers of the site.
 
-`live.consumer` joins and leaves; `views_live` asks for single ones. With a channel layer in Redis all web processes
-share one feed, and one of them builds; with the layer in memory each builds its own. Without watchers nothing is built.
+`frontend.live.consumer` joins and leaves; `frontend.views` gets single snapshots. With a channel layer in Redis one of
+the web processes builds for all; with the layer in memory each process builds its own.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from asgiref.sync import sync_to_async
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _KnownTrust:
-    """What SQL said of some nodes, and until when that is believed."""
+    """The standing of some nodes as read from SQL, used until `until`."""
 
     states: dict[str, SavedTrust]
     node_ids: frozenset[str]
@@ -41,7 +41,7 @@ class _KnownTrust:
 
 
 class LiveFeed:
-    """One a process. Use it from one event loop."""
+    """The feed of one process. Use it from one event loop."""
 
     def __init__(self, most_watchers: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.most_watchers = most_watchers
@@ -54,16 +54,16 @@ class LiveFeed:
 
     @property
     def n_watchers(self) -> int:
-        """Sockets that watch now, in this process."""
+        """The number of this process's watchers."""
         return self._n_watchers
 
     @property
     def is_building(self) -> bool:
-        """Whether snapshots are being made."""
+        """Whether snapshots are built."""
         return self._task is not None
 
     def join(self) -> bool:
-        """One more watches. False, and nothing is counted, when there are as many as may be."""
+        """Count one more watcher. Returns False, without counting it, at the limit."""
         if self._n_watchers >= self.most_watchers:
             return False
         self._n_watchers += 1
@@ -72,24 +72,24 @@ class LiveFeed:
         return True
 
     def leave(self) -> None:
-        """One less watches; the last one ends the building."""
+        """Count one watcher less; the last one ends the building of snapshots."""
         self._n_watchers -= 1
         if self._n_watchers == 0 and self._task is not None:
             self._task.cancel()
             self._task = None
 
     def fresh(self) -> bytes | None:
-        """The last snapshot, unless it is older than what is sent next."""
+        """Return the last snapshot, or None when it is older than PERIOD_S."""
         if self._last is None or self._clock() - self._last[0] >= PERIOD_S:
             return None
         return self._last[1]
 
     async def snapshot(self) -> bytes:
-        """The last snapshot when it is fresh, else a new one; several who ask share it. Raises Redis's errors."""
+        """Return the last snapshot if it is fresh, else a new one, shared by all callers. Raises Redis's errors."""
         return self.fresh() or await self._next()
 
     async def _next(self) -> bytes:
-        """A new one, or the one that is being built."""
+        """Return the snapshot that is being built; start one if there is none."""
         if self._building is None or self._building.done():
             self._building = asyncio.get_running_loop().create_task(self._build())
         return await asyncio.shield(self._building)
@@ -102,7 +102,7 @@ class LiveFeed:
                 if await _take_turn():
                     await get_channel_layer().group_send(GROUP, {"type": MESSAGE, "data": await self._next()})
                 problem = ""
-            except Exception as error:  # the loop's top: watchers see that data is old, and the next turn may do better
+            except Exception as error:  # top of the loop: pages show that data is old, and the next turn may succeed
                 words = f"{type(error).__name__}: {error}"
                 if words != problem:
                     logger.warning("the dashboard gets no snapshot: %s", words)
@@ -133,20 +133,18 @@ class LiveFeed:
 
 
 async def _take_turn() -> bool:
-    """Whether this process sends the next snapshot. Where processes share the watchers, one of them does."""
+    """Return whether this process sends the next snapshot: one does where processes share the watchers."""
     if not settings.LIVE_IS_SHARED:
         return True
     market = service()
-    take: Callable[[], object] = lambda: market.client.set(TURN_KEY, "1", nx=True, px=round(900 * PERIOD_S))  # noqa: E731
-    turn: Awaitable[object] = market.call(take)
-    return bool(await turn)
+    return await market.call(lambda: bool(market.client.set(TURN_KEY, "1", nx=True, px=round(900 * PERIOD_S))))
 
 
 _feeds: list[LiveFeed] = []
 
 
 def feed() -> LiveFeed:
-    """This process's feed."""
+    """Return the feed of this process."""
     if not _feeds:
         _feeds.append(LiveFeed(settings.KVASIR_LIVE_SOCKETS))
     return _feeds[-1]

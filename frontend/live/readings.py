@@ -1,6 +1,6 @@
-"""Everything that the dashboard shows, read from Redis at one moment. Called by `live.snapshot` on a market's thread.
+"""The swarm as the dashboard shows it, read from Redis at one moment, on a thread of the market.
 
-It only reads; it blocks for a few round trips and raises Redis's errors, and MarketError when the site has no model.
+It only reads. It blocks for a few round trips and raises Redis's errors, and MarketError when the site has no model.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from market.service import MarketService
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Readings:
-    """One moment of a model's swarm."""
+    """A model's swarm at one moment."""
 
     at_ms: int
     facts: ModelFacts
@@ -31,15 +31,15 @@ class Readings:
 
     @property
     def node_ids(self) -> tuple[str, ...]:
-        """All nodes that anybody knows of now: those of heartbeats, and those that backbones reach without one."""
+        """The nodes of heartbeats, and those that backbones reach without one, in ascending order."""
         return tuple(sorted({worker.worker_id for worker in self.coverage.workers} | self.by_node.keys()))
 
 
 def read_swarm(market: MarketService) -> Readings:
-    """Read all of it."""
+    """Read the swarm now."""
     store = market.participation().store
     facts, client, now_ms = store.facts, market.client, market.clock()
-    coverage = snapshot_of(store, market.market.targets, with_workers=True)
+    coverage = snapshot_of(store, market.settings.targets, with_workers=True)
     fields = cast("list[bytes]", client.hvals(traffic_key(facts.fingerprint)))
     pulses = fresh_pulses(cast(Any, client.hvals(pulse_key(facts.fingerprint))), now_ms / 1000)
     return Readings(

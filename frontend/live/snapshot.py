@@ -1,6 +1,6 @@
-"""The dashboard's snapshot: what was read of the swarm, whole, as one JSON object (docs/operate/dashboard.md).
+"""The dashboard's snapshot: the swarm as one JSON object (docs/operate/dashboard.md), complete every time. Pure.
 
-`live.feed` asks for it. Building changes nothing. Nodes are shown by their public ids, never by name or address.
+Called by `frontend.live.feed`. Nodes are shown by their public ids, never by name or address.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NEW = SavedTrust()
 
 
 def snapshot_json(readings: Readings, trust: Mapping[str, SavedTrust]) -> dict[str, Any]:
-    """All of it. `trust` by node; who is missing is new."""
+    """Return the snapshot. `trust` is by node; nodes without an entry are new."""
     node_ids = readings.node_ids
     return {
         "v": VERSION,
@@ -48,18 +48,18 @@ def snapshot_json(readings: Readings, trust: Mapping[str, SavedTrust]) -> dict[s
 
 
 def problem_json(at_ms: int, error: MarketError) -> dict[str, Any]:
-    """A site that has nothing to show, and why."""
+    """Return the snapshot of a site without a model, with the reason."""
     return {"v": VERSION, "at": at_ms, "problem": {"code": error.code, "message": str(error)}, "model": None}
 
 
 def packed(snapshot: Mapping[str, Any]) -> bytes:
-    """As it travels: JSON, compressed once for all who watch."""
+    """Return a snapshot as compressed JSON, ready to send to all watchers."""
     text = json.dumps(snapshot, separators=(",", ":"), allow_nan=False)
     return gzip.compress(text.encode(), GZIP_LEVEL, mtime=0)
 
 
 def rounded(traffic: Traffic) -> list[float]:
-    """Rows/s of each cell with three digits, flat: [n_layer * n_expert]."""
+    """Return rows/s [n_layer * n_expert] with three significant digits."""
     cells = traffic.reshape(-1).astype(np.float64)
     scale = 10.0 ** (2 - np.floor(np.log10(np.where(cells > 0, cells, 1.0))))
     found: list[float] = (np.round(cells * scale) / scale).tolist()
@@ -67,7 +67,7 @@ def rounded(traffic: Traffic) -> list[float]:
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
-    """The smallest value that at least `share` of them do not exceed; None of none."""
+    """Return the smallest value that at least `share` of the values do not exceed; None without values."""
     if not values:
         return None
     ordered = sorted(values)
@@ -100,7 +100,7 @@ def _coverage(coverage: CoverageSnapshot) -> dict[str, Any]:
 
 
 def _workers(readings: Readings, node_ids: Iterable[str], trust: Mapping[str, SavedTrust]) -> list[dict[str, Any]]:
-    """The first MOST_WORKERS, those that compute most first."""
+    """Return the MOST_WORKERS busiest workers, the busiest first."""
     covering = {worker.worker_id: worker for worker in readings.coverage.workers}
     busy_first = sorted(node_ids, key=lambda node: (-readings.by_node.get(node, _NOBODY).rows_per_s, node))
     return [
@@ -136,7 +136,7 @@ def _worker(covers: WorkerCoverage, seen: WorkerPulse, known: SavedTrust, facts:
 
 
 def _service(pulses: Sequence[Pulse]) -> dict[str, Any]:
-    """Sums over backbones; the queue is one for all, so the newest look at it counts."""
+    """Return sums over backbones; they share one queue, so the newest pulse has its length."""
     newest = max(pulses, key=lambda pulse: pulse.at_s, default=None)
     return {
         "n_backbones": len(pulses),
@@ -150,7 +150,7 @@ def _service(pulses: Sequence[Pulse]) -> dict[str, Any]:
 
 
 def _latency(pulses: Sequence[Pulse]) -> dict[str, Any]:
-    """Percentiles over the last requests of all backbones, in seconds."""
+    """Return percentiles over the recent requests of all backbones, in seconds."""
     found: dict[str, Any] = {}
     for name in LATENCIES:
         values = [value for pulse in pulses for value in pulse.latencies.get(name, ())]

@@ -1,4 +1,4 @@
-"""Tags of base.html: the import map, and a link of the navigation that knows whether it is the page."""
+"""Tags of base.html: the import map, and a link of the navigation that marks the current page."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString, mark_safe
 
-from frontend.import_map import TEXT
+from frontend.content_policy import IMPORT_MAP
 
 register = template.Library()
 
 
 @register.simple_tag
 def import_map() -> SafeString:
-    """The inline import map, byte for byte what the policy's hash is of."""
-    return mark_safe(f'<script type="importmap">{TEXT}</script>')  # noqa: S308 - a constant
+    """Return the inline import map: exactly the bytes whose hash the policy allows."""
+    return mark_safe(f'<script type="importmap">{IMPORT_MAP}</script>')  # noqa: S308 - a constant
 
 
 @register.simple_tag(takes_context=True)
 def page_link(context: template.Context, name: str, text: str) -> SafeString:
-    """A link to the page of that route name."""
+    """Return a link to the page of that route name."""
     request = context.get("request")
     url = reverse(name)
     is_here = isinstance(request, HttpRequest) and request.path_info == url

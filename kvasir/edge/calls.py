@@ -1,7 +1,7 @@
 """A backbone's edge to one worker over any link: dispatches out, results back, in any order.
 
-`edge` adds TCP to it, `relay.sockets.bridge` the relay. Every call ends by its deadline; a closed edge fails what is in
-flight at once. It does not decide where a row goes, and it does not compute anything itself.
+`tcp_edge` adds TCP to it, `kvasir.relay.edge` the relay. Every call ends by its deadline, and all calls in flight fail
+as soon as the edge is closed. It does not decide where a row goes, and it computes nothing.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import asyncio
 
 import numpy as np
 
-from kvasir.edge.handshake import checked_welcome
 from kvasir.edge.inflight import MAX_LATE, Answer, Inflight, InflightBudget, Pending
 from kvasir.edge.link import EdgeLink
-from kvasir.errors import EdgeError, EdgeTimeout, WireError, WorkerFault
+from kvasir.edge.states import EdgeState
+from kvasir.errors import EdgeError, EdgeTimeout, HandshakeRefused, WireError, WorkerFault
 from kvasir.experts import ExpertRange, FloatRows
 from kvasir.kernels.api import EncodedRows, Pairs, RowFormat
 from kvasir.kernels.sums import RowSums
@@ -26,6 +26,7 @@ from kvasir.wire.frames import (
     Pause,
     Ping,
     Pong,
+    Refuse,
     ReplyType,
     Result,
     SumOrder,
@@ -37,7 +38,7 @@ from kvasir.wire.split import DispatchPart, split_dispatch
 
 
 class Edge:
-    """One edge to one worker; `address` names the worker in errors. Use it from the event loop that made it."""
+    """One edge to one worker, which errors name by `address`. Use it on the event loop that made it."""
 
     def __init__(self, hello: Hello, address: str) -> None:
         self._loop = asyncio.get_running_loop()
@@ -47,8 +48,8 @@ class Edge:
         self._budget = InflightBudget(PROTOCOL_LIMITS.max_inflight_bytes)
         self._welcomed: asyncio.Future[Welcome] = self._loop.create_future()
         self._paused_until = 0.0
-        self._goaway = ""
-        self._failure = ""
+        self.state = EdgeState.HANDSHAKE
+        self._reason = ""  # why the worker goes away, later why the edge was closed
         self._gone = asyncio.Event()
         self.closed: asyncio.Future[str] = self._loop.create_future()
 
@@ -63,7 +64,7 @@ class Edge:
 
     @property
     def welcome(self) -> Welcome:
-        """What the worker said of itself."""
+        """The worker's answer to the hello."""
         return self._welcomed.result()
 
     @property
@@ -73,27 +74,27 @@ class Edge:
 
     @property
     def is_available(self) -> bool:
-        """Whether new dispatches are welcome: open, not paused, not about to stop."""
-        return not self._failure and not self._goaway and self._loop.time() >= self._paused_until
+        """Whether the edge takes dispatches now: it is open and the worker has not asked for a pause."""
+        return self.state is EdgeState.OPEN and self._loop.time() >= self._paused_until
 
     @property
     def bytes_sent(self) -> int:
-        """All bytes that this side wrote, headers included."""
+        """Bytes written by this side, headers included."""
         return self._link.bytes_sent
 
     @property
     def bytes_received(self) -> int:
-        """All bytes that came from the worker, headers included."""
+        """Bytes received from the worker, headers included."""
         return self._link.bytes_received
 
     @property
     def n_late(self) -> int:
-        """Answers that came after their deadline and were dropped."""
+        """Answers that arrived after their deadline and were dropped."""
         return self._inflight.n_late
 
     @property
     def n_inflight(self) -> int:
-        """Frames that the worker has yet to answer."""
+        """Dispatches that the worker has not answered yet."""
         return len(self._inflight)
 
     async def dispatch(
@@ -146,7 +147,7 @@ class Edge:
     async def _call(
         self, layer: int, parts: list[DispatchPart], whole: Answer | None, reply: ReplyType, deadline_s: float
     ) -> Answer:
-        """Send parts and wait for all their answers; `whole` is where they are put together, unless there is one."""
+        """Send parts and wait for all answers, which are put together in `whole` unless there is only one part."""
         sent: list[Pending] = []
         try:
             async with asyncio.timeout(deadline_s):
@@ -154,7 +155,7 @@ class Edge:
                 for pending in sent:
                     await pending.answer
         except TimeoutError as error:
-            # an answer may have come in the very moment of the deadline
+            # the last answer may have arrived at the same moment as the deadline
             if len(sent) < len(parts) or not all(pending.is_answered for pending in sent):
                 raise EdgeTimeout(f"worker {self._address}, layer {layer}: no result within {deadline_s} s") from error
         finally:
@@ -166,31 +167,33 @@ class Edge:
         self._fail(EdgeError("closed by this side"))
         await self._gone.wait()
 
-    # What the link calls
+    # Called by the link
 
     def frame_received(self, frame: Frame) -> None:
-        """Handle one frame from the worker; one that breaks the rules closes the edge."""
+        """Handle one frame from the worker; close the edge over a frame that breaks the rules."""
         try:
-            if self._welcomed.done():
-                self._handle(frame)
-            else:
+            if self.state is EdgeState.HANDSHAKE:
                 welcome = checked_welcome(frame, self._hello, self._address)
                 most = min(self._hello.limits.max_inflight_bytes, welcome.limits.max_inflight_bytes)
                 self._budget = InflightBudget(most)
+                self._enter(EdgeState.OPEN)
                 self._welcomed.set_result(welcome)
+            else:
+                self._handle(frame)
         except EdgeError as error:
             self._fail(error)
 
     def bytes_refused(self, error: WireError) -> None:
-        """Close the edge over bytes that are no frame."""
-        self._fail(EdgeError(f"worker {self._address} sent bytes that are no frame: {error}"))
+        """Close the edge over bytes that are not a frame."""
+        self._fail(EdgeError(f"worker {self._address} sent bytes that are not a frame: {error}"))
 
     def bytes_went_out(self) -> None:
-        """Nothing to do: the budget of bytes under way bounds the queue."""
+        """Do nothing: the budget of bytes under way bounds the queue."""
 
     def link_closed(self, reason: str) -> None:
-        """Fail what is in flight; nothing can come any more."""
-        self._fail(EdgeError(f"worker {self._address}: {self._goaway or reason}"))
+        """Fail what is in flight: nothing more will arrive."""
+        self._fail(EdgeError(f"worker {self._address}: {self._reason or reason}"))
+        self._enter(EdgeState.CLOSED)
         self._gone.set()
 
     def _handle(self, frame: Frame) -> None:
@@ -204,7 +207,9 @@ class Edge:
             case Pause(milliseconds):
                 self._paused_until = self._loop.time() + milliseconds / 1000
             case Goaway(reason):
-                self._goaway = reason or "the worker stops"
+                if self.state is EdgeState.OPEN:
+                    self._enter(EdgeState.GOING_AWAY)
+                self._reason = reason or "the worker stops"
             case Ping(number):
                 self._link.send(Pong(number), self.welcome.limits)
             case Pong():
@@ -233,7 +238,7 @@ class Edge:
     async def _send_all(
         self, layer: int, parts: list[DispatchPart], whole: Answer | None, reply: ReplyType, sent: list[Pending]
     ) -> None:
-        """Send the parts as the budget allows, those together that it allows at once; `sent` grows with them."""
+        """Send the parts as the budget allows, and append each to `sent`. Those granted together are sent together."""
         costs = [part.cost(self.welcome.d_model) for part in parts]
         is_granted = False
         for i, (part, cost) in enumerate(zip(parts, costs, strict=True)):
@@ -268,27 +273,56 @@ class Edge:
         return self._inflight.add(dispatch, cost)
 
     def _check_open(self) -> None:
-        if self._failure:
-            raise EdgeError(self._failure)
+        if self.state in (EdgeState.CLOSING, EdgeState.CLOSED):
+            raise EdgeError(self._reason)
         if not self.is_available:
-            raise EdgeError(f"worker {self._address} takes no dispatches now: {self._goaway or 'it asked for a pause'}")
+            raise EdgeError(f"worker {self._address} takes no dispatches now: {self._reason or 'it asked for a pause'}")
 
     def _abandon(self, sent: list[Pending]) -> None:
-        """Stop waiting for answers; those that still come are dropped."""
+        """Stop waiting for answers; those that still arrive are dropped."""
         for pending in sent:
             pending.abandon()
         if not all(pending.is_answered for pending in sent) and self._inflight.n_abandoned > MAX_LATE:
             self._fail(EdgeError(f"worker {self._address} owes more than {MAX_LATE} answers that are late"))
 
     def _fail(self, error: EdgeError) -> None:
-        """Close the edge for good: everybody who waits gets the error now."""
-        if self._failure:
+        """Close the edge; every caller that waits gets the error now."""
+        if self.state in (EdgeState.CLOSING, EdgeState.CLOSED):
             return
-        self._failure = str(error)
-        self._link.close(self._failure)
-        if not self._welcomed.done():
+        was_welcome = self.state is not EdgeState.HANDSHAKE
+        self._enter(EdgeState.CLOSING)
+        self._reason = str(error)
+        self._link.close(self._reason)
+        if not was_welcome:
             self._welcomed.set_exception(error)
-            self._welcomed.exception()  # connect may have given up before: then nobody else looks
-        self._inflight.fail_all(self._failure)
-        self._budget.fail_all(self._failure)
-        self.closed.set_result(self._failure)
+            self._welcomed.exception()  # retrieved, in case that `connect` has given up
+        self._inflight.fail_all(self._reason)
+        self._budget.fail_all(self._reason)
+        self.closed.set_result(self._reason)
+
+    def _enter(self, state: EdgeState) -> None:
+        self.state = self.state.to(state, f"edge to worker {self._address}")
+
+
+def checked_welcome(frame: Frame, hello: Hello, address: str) -> Welcome:
+    """Return the worker's Welcome to `hello`, whose fingerprints both sides compare.
+
+    Raises HandshakeRefused when the worker refused or has another model or kernel than the hello names, EdgeError when
+    it ended the edge or sent another frame.
+    """
+    match frame:
+        case Welcome():
+            _check_same("model fingerprint", hello.model_fingerprint, frame.model_fingerprint, address)
+            _check_same("kernel fingerprint", hello.kernel_fingerprint, frame.kernel_fingerprint, address)
+            return frame
+        case Refuse(code, message):
+            raise HandshakeRefused(f"worker {address} refused ({code.name}): {message}")
+        case Fault(_, code, message):
+            raise EdgeError(f"worker {address} ended the edge ({code.name}): {message}")
+        case _:
+            raise EdgeError(f"worker {address} sent {type(frame).__name__} where Welcome is due")
+
+
+def _check_same(name: str, ours: str, theirs: str, address: str) -> None:
+    if ours != theirs:
+        raise HandshakeRefused(f"worker {address}: {name} is {theirs}, this backbone has {ours}")

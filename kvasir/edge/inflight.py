@@ -1,6 +1,6 @@
-"""What an edge has sent and not yet had answered: request numbers, and how many bytes may be under way.
+"""The dispatches of an edge that are not answered yet: their request numbers, and a budget of bytes under way.
 
-`edge` keeps one of each. No I/O, no time: deadlines cancel the futures that these hand out.
+`calls` keeps one of each. It does no I/O and knows no time: deadlines cancel the futures that it hands out.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from kvasir.wire.frames import Dispatch, Fault, ReplyType, Result, SumResult
 LAST_NUMBER = 2**32 - 1
 Answer = FloatRows | RowSums  # outputs [n_pairs, d_model], or sums [n_rows, d_model]
 
-MAX_LATE = 1024  # answers that nobody waits for any more, before the edge is given up
+MAX_LATE = 1024  # unanswered requests past their deadline, before the edge is given up
 
 
 class InflightBudget:
-    """Bytes that may be under way at once. Who comes first is served first; one request always fits."""
+    """Bytes that may be under way at once, granted in the order of asking. A single request always fits."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -41,26 +41,26 @@ class InflightBudget:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled() and turn.exception() is None:
-                self.give(cost)  # granted and given up in the same moment
+                self.give(cost)  # granted and cancelled at the same moment
             elif (cost, turn) in self._waiting:
                 self._waiting.remove((cost, turn))
                 self._serve()
             raise
 
     def try_take(self, cost: int) -> bool:
-        """Count `cost` more bytes if they may be under way now and nobody waits."""
+        """Count `cost` more bytes if they may be under way now and nothing waits. Return whether they were counted."""
         if self._waiting or not self._has_room(cost):
             return False
         self.used += cost
         return True
 
     def give(self, cost: int) -> None:
-        """`cost` bytes are no longer under way."""
+        """Give back `cost` bytes that are no longer under way."""
         self.used -= cost
         self._serve()
 
     def fail_all(self, reason: str) -> None:
-        """Fail everyone who waits for a turn, now."""
+        """Fail all that wait, now."""
         while self._waiting:
             _, turn = self._waiting.popleft()
             if not turn.done():
@@ -79,7 +79,7 @@ class InflightBudget:
 
 @dataclass(slots=True, eq=False)
 class Pending:
-    """A dispatch that was sent: what its answer must look like, and who waits for it."""
+    """A dispatch that was sent: the shape that its answer must have, and the future that waits for it."""
 
     layer: int
     n_pairs: int
@@ -88,26 +88,26 @@ class Pending:
     cost: int
     answer: asyncio.Future[Answer]
     n_sum_rows: int | None = None  # of an answer in sums
-    into: Answer | None = None  # where the whole dispatch's answer is put together; None: this is all of it
-    places: npt.NDArray[np.intp] | slice | None = None  # at which of its rows
+    into: Answer | None = None  # the array that holds the whole dispatch's answer; None: this is all of it
+    places: npt.NDArray[np.intp] | slice | None = None  # the rows of `into` for this part
 
     @property
     def is_answered(self) -> bool:
-        """Whether the outputs are there."""
+        """Whether the outputs have arrived."""
         return self.answer.done() and not self.answer.cancelled() and self.answer.exception() is None
 
     def fail(self, error: EdgeError) -> None:
-        """Tell who waits, if anyone still does."""
+        """Raise `error` in the caller, if it still waits."""
         if not self.answer.done():
             self.answer.set_exception(error)
-            self.answer.exception()  # its dispatch may end over another part: then nobody else looks
+            self.answer.exception()  # retrieved, in case that another part has failed its dispatch
 
     def abandon(self) -> None:
-        """Nobody waits any more; an answer that still comes is dropped."""
+        """Stop waiting; an answer that still arrives is dropped."""
         self.answer.cancel()
 
     def succeed(self, outputs: Answer) -> None:
-        """Hand the outputs over, if anyone still waits. Copied while they are in cache."""
+        """Hand the outputs to the caller, if it still waits. They are copied now, while they are in cache."""
         if self.answer.done():
             return
         if self.into is not None and self.places is not None:
@@ -116,7 +116,7 @@ class Pending:
         self.answer.set_result(outputs)
 
     def mismatch(self, result: Result | SumResult) -> str | None:
-        """What is wrong with this answer, or None."""
+        """Return what is wrong with this answer, or None."""
         if isinstance(result, SumResult) or self.n_sum_rows is not None:
             return self._sums_mismatch(result)
         asked = (self.layer, self.n_pairs, self.d_model)
@@ -138,7 +138,7 @@ class Pending:
 
 
 class Inflight:
-    """Requests by number. Numbers go round after 2^32 - 1; a number in flight is not given twice."""
+    """Requests by number. After 2^32 - 1 numbers start again at 1; a number in flight is not used twice."""
 
     def __init__(self) -> None:
         self._pending: dict[int, Pending] = {}
@@ -149,7 +149,7 @@ class Inflight:
         return len(self._pending)
 
     def next_number(self) -> int:
-        """A request number that is free."""
+        """Return a free request number."""
         while True:
             self._last = self._last % LAST_NUMBER + 1
             if self._last not in self._pending:
@@ -165,7 +165,7 @@ class Inflight:
         return pending
 
     def answered(self, frame: Result | SumResult | Fault) -> Pending:
-        """The request that this frame answers; it is no longer in flight. Raises EdgeError when there is none."""
+        """Remove and return the request that this frame answers. Raises EdgeError when there is none."""
         pending = self._pending.pop(frame.request, None)
         if pending is None:
             raise EdgeError(f"answer to request {frame.request}, which is not in flight")
@@ -175,11 +175,11 @@ class Inflight:
 
     @property
     def n_abandoned(self) -> int:
-        """Requests in flight for which nobody waits any more."""
+        """Requests in flight whose callers have stopped waiting."""
         return sum(pending.answer.done() for pending in self._pending.values())
 
     def fail_all(self, reason: str) -> None:
-        """Fail everything that is in flight, now."""
+        """Fail all requests in flight, now."""
         for pending in self._pending.values():
             pending.fail(EdgeError(reason))
         self._pending.clear()

@@ -1,7 +1,7 @@
 """One TCP stream that carries frames, for either end of an edge.
 
-`edge` and the worker's connections own one each. It bounds what it buffers, never blocks the event loop and never
-judges what a frame asks for.
+The backbone's TCP edges and the worker's connections own one each. It bounds what it buffers and never blocks the event
+loop. What a frame asks for is its owner's concern.
 """
 
 from __future__ import annotations
@@ -13,18 +13,20 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Protocol, cast
 
+from kvasir.edge.states import LinkState
 from kvasir.errors import EdgeError, WireError
 from kvasir.wire.codec import FrameDecoder, encode
 from kvasir.wire.frames import Frame
 from kvasir.wire.header import MAX_PAYLOAD_BYTES, Buffer, Limits
 
 JOINED_BYTES = 64 * 1024  # frames up to this size are sent as one piece
-PIECE_BYTES = 256 * 1024  # what the transport may hold at most, whatever a frame's size
-LINGER_S = 1.0  # how long the other side may take to read the last bytes and close
+PIECE_BYTES = 256 * 1024  # the most bytes handed to the transport at once
+LINGER_S = 1.0  # for the other side to read the last bytes and close
+_DROPPED = memoryview(bytearray(4096))  # received bytes that nobody reads
 
 
 class EdgeLink(Protocol):
-    """What carries an edge's frames. It calls back as `edge_link.LinkOwner` says."""
+    """Carries an edge's frames, and calls the methods of a LinkOwner."""
 
     @property
     def bytes_sent(self) -> int: ...
@@ -38,25 +40,25 @@ class EdgeLink(Protocol):
 
 
 class LinkOwner(Protocol):
-    """Who uses a link. Calls come from the event loop, and none may block."""
+    """Receives a link's calls, on the event loop. None may block."""
 
     def frame_received(self, frame: Frame) -> None: ...
 
     def bytes_refused(self, error: WireError) -> None:
-        """The stream is not frames any more; the owner says why and closes."""
+        """Bytes were not a frame: send the reason, if there is a frame for it, and close."""
         ...
 
     def bytes_went_out(self) -> None:
-        """Some of what was queued was given to the socket."""
+        """Queued bytes were given to the socket."""
         ...
 
     def link_closed(self, reason: str) -> None:
-        """The link is gone; called once."""
+        """The link is closed. Called once."""
         ...
 
 
 class TcpLink(asyncio.BufferedProtocol):
-    """Frames over one TCP stream. `limits` is what this side accepts, `max_payload_bytes` of frames of any kind."""
+    """Frames over one TCP stream. This side accepts `limits`, and `max_payload_bytes` in frames of any kind."""
 
     def __init__(self, owner: LinkOwner, limits: Limits, max_payload_bytes: int = MAX_PAYLOAD_BYTES) -> None:
         self._owner = owner
@@ -65,31 +67,35 @@ class TcpLink(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self._outgoing: deque[Buffer] = deque()
         self._is_write_paused = False
-        self._discard: bytearray | None = None  # set once nothing more will be read
+        self._state = LinkState.CONNECTING
         self._close_reason = ""
-        self.is_gone = False
         self.is_reading_paused = False
         self.queued_bytes = 0
         self.bytes_sent = 0
         self.bytes_received = 0
         self.last_received = self._loop.time()
         self.last_sent = self._loop.time()
-        self.frame_began: float | None = None  # when the frame that is not complete yet began
+        self.frame_began: float | None = None  # the moment of the first byte of an incomplete frame
 
     @property
     def is_closing(self) -> bool:
-        """Whether the link is closed or about to be."""
-        return bool(self._close_reason) or self._transport is None
+        """Whether frames cannot be sent: the link is not open."""
+        return self._state is not LinkState.OPEN
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the stream has ended."""
+        return self._state is LinkState.CLOSED
 
     def accept(self, limits: Limits) -> None:
-        """Take frames within these limits from now on."""
+        """Accept frames within these limits from now on."""
         self._decoder.limits = limits
         self._decoder.max_payload_bytes = MAX_PAYLOAD_BYTES
 
     def send(self, frame: Frame, limits: Limits) -> None:
-        """Queue a frame; its arrays must not change until it is sent. `limits` is what the other side accepts.
+        """Queue a frame, whose arrays must not change until it is sent. `limits` are the other side's.
 
-        Raises EdgeError when the link is closing, WireError when the frame is over the limits.
+        Raises EdgeError when the link is not open, WireError when the frame exceeds the limits.
         """
         if self.is_closing:
             raise EdgeError(f"edge is closed: {self._close_reason or 'not connected'}")
@@ -99,29 +105,28 @@ class TcpLink(asyncio.BufferedProtocol):
         self._pump()
 
     def close(self, reason: str, linger_s: float = LINGER_S) -> None:
-        """Send what is queued, then close; after `linger_s` seconds in any case. Nothing more is read."""
+        """Send what is queued and close, after `linger_s` seconds at the latest. Nothing more is read."""
         if self.is_closing:
             return
-        self._close_reason = reason
-        self._discard = bytearray(4096)
+        self._begin_close(reason)
         self.resume_reading()  # so that the other side's end of stream is seen
         self._loop.call_later(linger_s, self.abort, reason)
         self._pump()
 
     def abort(self, reason: str) -> None:
         """Close now; what is queued is lost."""
-        self._close_reason = self._close_reason or reason
+        self._begin_close(reason)
         if self._transport is not None:
             self._transport.abort()
 
     def pause_reading(self) -> None:
-        """Take nothing more from the socket: the other side feels it."""
+        """Read nothing more from the socket, so that the other side has to wait."""
         if self._transport is not None and not self.is_reading_paused and not self.is_closing:
             self.is_reading_paused = True
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Take up reading again."""
+        """Read from the socket again."""
         if self._transport is not None and self.is_reading_paused:
             self.is_reading_paused = False
             self.last_received = self._loop.time()
@@ -130,7 +135,7 @@ class TcpLink(asyncio.BufferedProtocol):
             with contextlib.suppress(RuntimeError):  # the transport has begun to close by itself
                 self._transport.resume_reading()
 
-    # What asyncio calls
+    # Called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -138,18 +143,20 @@ class TcpLink(asyncio.BufferedProtocol):
         raw = self._transport.get_extra_info("socket")
         if raw is not None:
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if self._close_reason:  # given up before it was open
+        if self._state is LinkState.CLOSING:  # aborted before it was open
             self._transport.abort()
+        else:
+            self._enter(LinkState.OPEN)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Where the transport reads to; the size is ours, whatever `sizehint` says."""
+        """Return the memory that the transport reads into; `sizehint` is not used."""
         del sizehint
-        return memoryview(self._discard) if self._discard is not None else self._decoder.writable()
+        return self._decoder.writable() if self._is_reading else _DROPPED
 
     def buffer_updated(self, nbytes: int) -> None:
         self.last_received = self._loop.time()
         self.bytes_received += nbytes
-        if self._discard is not None:
+        if not self._is_reading:
             return
         frames = self._decoder.advance(nbytes)
         if not self._decoder.is_mid_frame:
@@ -157,10 +164,9 @@ class TcpLink(asyncio.BufferedProtocol):
         elif frames or self.frame_began is None:
             self.frame_began = self.last_received
         for frame in frames:
-            if self._discard is None:  # the owner may have closed after an earlier frame
+            if not self.is_closing:  # the owner may have closed over an earlier frame
                 self._owner.frame_received(frame)
-        if self._decoder.failure is not None and self._discard is None:
-            self._discard = bytearray(4096)
+        if self._decoder.failure is not None and not self.is_closing:
             self._owner.bytes_refused(self._decoder.failure)
 
     def pause_writing(self) -> None:
@@ -172,16 +178,30 @@ class TcpLink(asyncio.BufferedProtocol):
         self._owner.bytes_went_out()
 
     def eof_received(self) -> bool:
-        self._close_reason = self._close_reason or "the other side closed the edge"
+        self._begin_close("the other side closed the edge")
         return False
 
     def connection_lost(self, exc: BaseException | None) -> None:
+        self._begin_close(f"connection lost: {exc}" if exc else "connection lost")
+        self._enter(LinkState.CLOSED)
         self._transport = None
-        self.is_gone = True
         self._outgoing.clear()
         self.queued_bytes = 0
-        self._close_reason = self._close_reason or (f"connection lost: {exc}" if exc else "connection lost")
         self._owner.link_closed(self._close_reason)
+
+    @property
+    def _is_reading(self) -> bool:
+        return self._state is LinkState.OPEN and self._decoder.failure is None
+
+    def _begin_close(self, reason: str) -> None:
+        """Enter CLOSING for this reason, unless the link is closing already."""
+        if self._state in (LinkState.CONNECTING, LinkState.OPEN):
+            self._enter(LinkState.CLOSING)
+            self._close_reason = reason
+
+    def _enter(self, state: LinkState) -> None:
+        peer = self._transport.get_extra_info("peername") if self._transport is not None else None
+        self._state = self._state.to(state, f"TCP link to {peer}")
 
     def _pump(self) -> None:
         while self._outgoing and not self._is_write_paused and self._transport is not None:
@@ -190,11 +210,11 @@ class TcpLink(asyncio.BufferedProtocol):
             self.bytes_sent += len(piece)
             self.last_sent = self._loop.time()
             self._transport.write(piece)
-        if self._discard is not None and self._close_reason and not self._outgoing:
+        if self._state is LinkState.CLOSING and not self._outgoing:
             self._end_stream()
 
     def _end_stream(self) -> None:
-        """Say that no more comes and wait for the other side to close: closing at once could lose the last frame."""
+        """Half-close the stream, so that the other side closes it: closing it now could lose the last frame."""
         transport = self._transport
         if transport is None or transport.is_closing():
             return
@@ -205,7 +225,7 @@ class TcpLink(asyncio.BufferedProtocol):
 
 
 def _pieces(buffers: Iterable[Buffer]) -> Iterator[Buffer]:
-    """Buffers as pieces of bounded size, small frames as one piece."""
+    """Yield the buffers in pieces of bounded size, and a small frame as one piece."""
     parts = list(buffers)
     if sum(map(len, parts)) <= JOINED_BYTES:
         yield b"".join(parts)

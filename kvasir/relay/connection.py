@@ -1,15 +1,14 @@
-"""The WebSocket client under a relay's socket: messages leave in masked pieces and come in one piece of memory.
+"""The WebSocket client under a relay's socket: sends messages in masked pieces, receives each into memory of its own.
 
-`relay.socket` opens one. The library that it stands on copies a message four times before it is sent and three times
-when it comes, into memory that is fresh each time; answers of megabytes cost more there than in the kernel that
-computed them. So whole binary messages go past it, both ways; everything else is the library's.
+`relay.socket` opens one. The websockets library copies a message four times before it is sent and three times when it
+is received, into new memory each time; an answer of megabytes would cost more there than in the kernel that computed
+it. So whole binary messages bypass the library in both directions, and everything else is left to it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
@@ -21,18 +20,18 @@ from websockets.frames import DATA_OPCODES, Frame
 from websockets.protocol import Event, State
 
 from kvasir.relay.reader import RelayReader
-from kvasir.relay.records import MAX_MESSAGE_BYTES
+from kvasir.relay.records import MAX_MESSAGE_BYTES, message_head
 from kvasir.wire.header import Buffer
 
 PIECE_BYTES = 256 * 1024  # masked and written at once
-HEAD_ROOM = 16  # of a piece that begins a message, so that what is masked lies on words
+HEAD_ROOM = 16  # at the start of a message's first piece, so that the masked bytes begin on a word
 MAX_FRAGMENTS = 4096  # of one message
 
 
 class RelayConnection(ClientConnection, asyncio.BufferedProtocol):
-    """A client's connection that calls `on_message` with each message as it comes, and `on_lost` at the end.
+    """A client's connection that calls `on_message` with each message, and `on_lost` at the end.
 
-    Neither may raise. `last_received` says when bytes came: a large message is a sign of life before it is complete.
+    Neither may raise. `last_received` is when bytes last arrived: an incomplete message is a sign of life too.
     """
 
     def __init__(
@@ -47,13 +46,13 @@ class RelayConnection(ClientConnection, asyncio.BufferedProtocol):
         self._reader = RelayReader(on_message, self.data_received, self._is_open, MAX_MESSAGE_BYTES)
 
     async def send_message(self, parts: Sequence[Buffer], n_bytes: int) -> None:
-        """Send one binary message of `n_bytes`, whose parts must not change until then. One call at a time.
+        """Send one binary message of `n_bytes`, whose parts must not change until it is sent. One call at a time.
 
         Raises ConnectionClosed.
         """
         if not self._is_open():
             async with self.send_context():
-                pass  # it raises what is to be raised
+                pass  # it raises the right ConnectionClosed
         self._is_mid_message = True
         try:
             for piece in masked_message(parts, n_bytes, secrets.token_bytes(4)):
@@ -70,15 +69,15 @@ class RelayConnection(ClientConnection, asyncio.BufferedProtocol):
     def _is_open(self) -> bool:
         return self.protocol.state is State.OPEN
 
-    # What the library calls
+    # Called by the library
 
     def send_data(self) -> None:
-        """As the library's, but nothing of its own leaves within a message."""
+        """Send the library's own frames, but never within a message."""
         if not self._is_mid_message:
             super().send_data()
 
     def process_event(self, event: Event) -> None:
-        """Gather a message that came the library's way; all else is the library's."""
+        """Gather a message in fragments; leave everything else to the library."""
         if not isinstance(event, Frame) or event.opcode not in DATA_OPCODES:
             super().process_event(event)
             return
@@ -89,31 +88,31 @@ class RelayConnection(ClientConnection, asyncio.BufferedProtocol):
         elif len(self._fragments) >= MAX_FRAGMENTS:
             self.transport.abort()
 
-    # What the event loop calls
+    # Called by the event loop
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Where the next bytes go."""
+        """Return the memory for the next bytes."""
         return self._reader.writable()
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take bytes."""
+        """Take the bytes that were received."""
         self.last_received = self.loop.time()
         self._reader.advance(nbytes)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Say that this was the end."""
+        """End the connection, and report it."""
         super().connection_lost(exc)
         self._on_lost()
 
 
 def masked_message(parts: Sequence[Buffer], n_bytes: int, mask: bytes) -> Iterator[memoryview]:
-    """A client's whole binary message (RFC 6455, section 5.2), in the fewest pieces up to PIECE_BYTES, all alike."""
+    """Yield a client's whole binary message (RFC 6455, section 5.2) in the fewest equal pieces up to PIECE_BYTES."""
     key = np.frombuffer(2 * mask, np.uint64)[0]
-    head = masked_head(n_bytes) + mask
+    head = message_head(n_bytes, is_masked=True) + mask
     n_pieces = -(-(HEAD_ROOM + n_bytes) // PIECE_BYTES)
     piece_bytes = -(-(HEAD_ROOM + n_bytes) // n_pieces // 8) * 8  # in whole words
     piece, n_filled = np.empty(piece_bytes, np.uint8), HEAD_ROOM
-    start, first = HEAD_ROOM - len(head), HEAD_ROOM  # of what is sent, and of what is masked
+    start, first = HEAD_ROOM - len(head), HEAD_ROOM  # of the bytes to send, and of those to mask
     piece[start:first] = np.frombuffer(head, np.uint8)
     for part in parts:
         data = np.frombuffer(part, np.uint8)
@@ -125,23 +124,14 @@ def masked_message(parts: Sequence[Buffer], n_bytes: int, mask: bytes) -> Iterat
             if n_filled == piece_bytes:
                 _mask(piece[first:], key)
                 yield piece.data[start:]
-                # another one: the transport may still hold the last
+                # new memory: the transport may still hold the last piece
                 piece, n_filled, start, first = np.empty(piece_bytes, np.uint8), 0, 0, 0
     if n_filled > start:
         _mask(piece[first : -(-n_filled // 8) * 8], key)
         yield piece.data[start:n_filled]
 
 
-def masked_head(n_bytes: int) -> bytes:
-    """What stands before the mask of a client's whole binary message."""
-    if n_bytes < 126:
-        return struct.pack("!BB", 0x82, 0x80 | n_bytes)
-    if n_bytes < 65_536:
-        return struct.pack("!BBH", 0x82, 0x80 | 126, n_bytes)
-    return struct.pack("!BBQ", 0x82, 0x80 | 127, n_bytes)
-
-
 def _mask(data: npt.NDArray[np.uint8], key: np.uint64) -> None:
-    """Eight bytes at a time: pieces begin where the mask does."""
+    """Mask eight bytes at a time: masked data begins with the mask's first byte."""
     words = data.view(np.uint64)
     np.bitwise_xor(words, key, out=words)

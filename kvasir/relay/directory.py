@@ -1,7 +1,7 @@
-"""Which relay processes there are: their addresses by id, with an expiry.
+"""The directory of relay processes: their addresses by id, with an expiry.
 
-Relays announce themselves, backbones dial all that are listed. With one relay process the directory is a constant;
-with several it lives in Redis, whose client the caller injects. It never holds tokens or anything of workers.
+Relays announce themselves, and backbones connect to all that are listed. With one relay process the directory is a
+constant; with several it is kept in Redis, whose client the caller injects. It has neither tokens nor workers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ENTRY_KEY = "relay:{}"
 
 
 class AsyncRedis(Protocol):
-    """The few commands that are used, as `redis.asyncio.Redis` has them."""
+    """The commands of `redis.asyncio.Redis` that are used."""
 
     def set(self, name: str, value: str, *, px: int) -> Awaitable[object]: ...
     def mget(self, keys: list[str]) -> Awaitable[Sequence[bytes | str | None]]: ...
@@ -30,23 +30,23 @@ class AsyncRedis(Protocol):
 
 
 class RelayDirectory(Protocol):
-    """What relays and backbones need of a directory."""
+    """The interface that relays and backbones use."""
 
     async def announce(self, relay_id: str, url: str) -> None:
-        """State an address for the next `EXPIRY_S` seconds."""
+        """List an address for the next `EXPIRY_S` seconds."""
         ...
 
     async def withdraw(self, relay_id: str) -> None:
-        """Take it out at once."""
+        """Remove an address at once."""
         ...
 
     async def listed(self) -> Mapping[str, str]:
-        """All addresses that have not expired, by relay id."""
+        """Return all addresses that have not expired, by relay id."""
         ...
 
 
 class FixedDirectory:
-    """A directory that is known from the start, or kept within one process."""
+    """A directory within one process."""
 
     def __init__(self, urls: Mapping[str, str] | None = None) -> None:
         self._urls = {relay_id: checked_url(url) for relay_id, url in (urls or {}).items()}
@@ -56,33 +56,33 @@ class FixedDirectory:
         self._urls[relay_id] = url
 
     async def withdraw(self, relay_id: str) -> None:
-        """Take an address out."""
+        """Remove an address."""
         self._urls.pop(relay_id, None)
 
     async def listed(self) -> Mapping[str, str]:
-        """All addresses by relay id."""
+        """Return all addresses by relay id."""
         return dict(self._urls)
 
 
 class RedisDirectory:
-    """One key `relay:<id>` with expiry for each relay, and a set of the ids. Errors of the client rise."""
+    """One key `relay:<id>` with an expiry for each relay, and a set of the ids. Raises the client's errors."""
 
     def __init__(self, client: AsyncRedis, expiry_s: float = EXPIRY_S) -> None:
         self._client = client
         self._expiry_ms = int(expiry_s * 1000)
 
     async def announce(self, relay_id: str, url: str) -> None:
-        """State an address until the expiry."""
+        """List an address until the expiry."""
         await self._client.set(_ENTRY_KEY.format(relay_id), url, px=self._expiry_ms)
         await self._client.sadd(INDEX_KEY, relay_id)
 
     async def withdraw(self, relay_id: str) -> None:
-        """Take an address out."""
+        """Remove an address."""
         await self._client.delete(_ENTRY_KEY.format(relay_id))
         await self._client.srem(INDEX_KEY, relay_id)
 
     async def listed(self) -> Mapping[str, str]:
-        """All addresses by relay id; ids whose key has expired are forgotten."""
+        """Return all addresses by relay id, and remove ids whose key has expired."""
         ids = sorted(_text(member) for member in await self._client.smembers(INDEX_KEY))
         if not ids:
             return {}
@@ -95,7 +95,7 @@ class RedisDirectory:
 
 
 def checked_url(url: str) -> str:
-    """The address of a relay. Raises ConfigError unless it is ws:// or wss:// with a host and without secrets."""
+    """Return the address. Raises ConfigError unless it is ws:// or wss:// with a host and without secrets."""
     parts = urlsplit(url)
     if parts.scheme not in {"ws", "wss"} or not parts.hostname:
         raise ConfigError(f"relay address {url!r} is not a WebSocket URL such as wss://relay.example.org/relay")

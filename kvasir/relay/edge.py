@@ -1,7 +1,7 @@
-"""A backbone's edges through one relay: as many as there are workers, over one socket.
+"""A backbone's edges through one relay: one for each worker, all over one socket.
 
-The engine's pool dials every relay with `RelayEdges.connect` and takes each edge that opens like one over TCP. A lost
-socket ends all of its edges at once; dialling again is the pool's business.
+`keeper` connects to every relay with `RelayEdges.connect`, and the engine's pool takes each edge that opens like one
+over TCP. A lost socket ends all of its edges at once; `keeper` connects again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from dataclasses import replace
 from typing import Self
 
 from kvasir.edge.calls import Edge
-from kvasir.edge.keepalive import KeepAlive
+from kvasir.edge.signs_of_life import KeepAlive
+from kvasir.edge.states import EdgeState, SessionState
 from kvasir.errors import EdgeError
 from kvasir.relay.link import RelayLink
 from kvasir.relay.socket import RelaySocket
@@ -23,13 +24,13 @@ log = logging.getLogger(__name__)
 
 
 class RelayEdge(Edge):
-    """One edge to one worker behind a relay. The relay, not the edge, minds whether the worker is alive."""
+    """One edge to one worker behind a relay. The relay, not the edge, notices when the worker is gone."""
 
     def __init__(self, hello: Hello, address: str, link: RelayLink, socket: RelaySocket) -> None:
         super().__init__(hello, address)
         self._relay_link = link
         self._socket = socket
-        self.node_id = ""  # the worker's public id, as the relay says that knows its token
+        self.node_id = ""  # the worker's public id, which the relay knows from its token
 
     @property
     def _link(self) -> RelayLink:
@@ -42,21 +43,21 @@ class RelayEdge(Edge):
 
     @property
     def is_available(self) -> bool:
-        """Whether new dispatches are welcome: open, not paused, neither worker nor relay about to stop."""
-        return super().is_available and not self._socket.goaway
+        """Whether the edge takes dispatches now: neither the worker nor the relay pauses, goes away or has closed."""
+        return super().is_available and self._socket.state is SessionState.JOINED
 
     def frame_received(self, frame: Frame) -> None:
-        """Take the relay's word for whose edge this is, before the welcome; all else is the worker's."""
-        if isinstance(frame, Hello) and not self.node_id and not self._welcomed.done():
+        """Take the worker's id from the relay's hello before the welcome; all other frames are the worker's."""
+        if isinstance(frame, Hello) and not self.node_id and self.state is EdgeState.HANDSHAKE:
             self.node_id = frame.name
         else:
             super().frame_received(frame)
 
     def when_welcome(self, call: Callable[[RelayEdge], None]) -> None:
-        """Call once the worker's welcome was found good."""
+        """Call `call` once the worker's welcome has been accepted."""
 
-        def look(welcomed: asyncio.Future[Welcome]) -> None:
-            if not welcomed.cancelled() and welcomed.exception() is None and not self.closed.done():
+        def look(_welcomed: asyncio.Future[Welcome]) -> None:
+            if self.state in (EdgeState.OPEN, EdgeState.GOING_AWAY):
                 call(self)
 
         self._welcomed.add_done_callback(look)
@@ -82,9 +83,9 @@ class RelayEdges:
         deadline_s: float,
         keep_alive: KeepAlive | None = None,
     ) -> Self:
-        """Dial a relay, and have `on_edge` called for every edge that opens from then on.
+        """Connect to a relay, and call `on_edge` on this event loop for every edge that opens from then on.
 
-        `hello` holds the backbone's token. `on_edge` is called on this event loop; an edge's `closed` tells its end.
+        `hello` has the backbone's token. An edge's `closed` is done when the edge ends.
         Raises ConfigError, HandshakeRefused, EdgeTimeout or EdgeError as `RelaySocket.connect` does.
         """
         edges = cls(url, hello, on_edge)
@@ -95,12 +96,12 @@ class RelayEdges:
 
     @property
     def edges(self) -> frozenset[RelayEdge]:
-        """The edges that are open and welcome."""
+        """The edges whose worker has sent its welcome."""
         return frozenset(self._edges)
 
     @property
     def closed(self) -> asyncio.Future[str]:
-        """Yields why the socket ended; its edges have then ended too."""
+        """Resolves to the reason when the socket ends; its edges have then ended too."""
         return self._open_socket().closed
 
     async def close(self, reason: str = "closed by this side") -> None:
@@ -113,7 +114,7 @@ class RelayEdges:
         return self._socket
 
     def _opened(self, link: RelayLink, socket: RelaySocket) -> None:
-        """An edge's first frame has come: give its link an owner, which is handed that frame next."""
+        """Give the link of a new edge an owner, which receives the edge's first frame next."""
         limits = self._hello.limits
         credit_bytes = min(limits.max_inflight_bytes, socket.welcome.limits.max_inflight_bytes)
         hello = replace(self._hello, token="", limits=replace(limits, max_inflight_bytes=credit_bytes))

@@ -1,7 +1,7 @@
-"""A backbone's sockets to all relays: dialled as the directory lists them, and again when they are lost.
+"""A backbone's sockets to all relays that the directory lists; lost ones are connected again.
 
-The engine's pool runs one on its event loop and takes the edges. A directory that cannot be read changes nothing; a
-relay that is no longer listed is kept as long as its socket lives.
+The engine's pool runs one on its event loop and takes the edges. While the directory cannot be read, the known relays
+are kept; a relay that is no longer listed is kept until its socket is lost.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import logging
 import random
 from collections.abc import Callable, Mapping
 
-from kvasir.edge.keepalive import KeepAlive
 from kvasir.edge.reconnect import failures_after, reconnect_delay_s
+from kvasir.edge.signs_of_life import KeepAlive
 from kvasir.errors import ConfigError, EdgeError
 from kvasir.relay.directory import REFRESH_EVERY_S, RelayDirectory
 from kvasir.relay.edge import RelayEdge, RelayEdges
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class RelayKeeper:
-    """Holds one socket to each relay. `run` it as a task; cancel that to close everything."""
+    """Keeps one socket to each relay. Start `run` as a task; cancel the task to close all sockets."""
 
     def __init__(
         self,
@@ -46,11 +46,11 @@ class RelayKeeper:
         self._is_blind = False  # the directory could not be read the last time
         self._keeping: dict[str, asyncio.Task[None]] = {}  # by address
         self._problems: dict[str, str] = {}
-        self.has_tried_all = asyncio.Event()  # every relay that was listed at first was reached or has failed once
+        self.has_tried_all = asyncio.Event()  # each relay that was listed at first has been reached or has failed
 
     @property
     def problems(self) -> Mapping[str, str]:
-        """Relays that are not connected now, by address, with the reason."""
+        """The reasons why relays are not connected now, by address."""
         return dict(self._problems)
 
     async def run(self) -> None:
@@ -74,13 +74,13 @@ class RelayKeeper:
         try:
             self._listed = await self._directory.listed()
             self._is_blind = False
-        except Exception as error:  # whatever client the directory has: what is known stays
+        except Exception as error:  # of any client; the known relays stay
             if not self._is_blind:
-                log.warning("the relay directory cannot be read (%s); the relays that are known are kept", error)
+                log.warning("the relay directory cannot be read (%s); known relays are kept", error)
             self._is_blind = True
 
     async def _keep(self, url: str) -> None:
-        """Hold one socket open as long as the relay is listed."""
+        """Keep one socket open as long as the relay is listed."""
         loop = asyncio.get_running_loop()
         n_failures = 0
         while url in self._listed.values():

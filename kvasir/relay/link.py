@@ -1,8 +1,7 @@
-"""One relayed edge as its owner sees it: frames in, frames out, like the TCP link of `edge.link`.
+"""The link of one relayed edge: the counterpart of `TcpLink` in `edge.link`.
 
-`relay.socket` makes one for each edge; backbones' edges and workers' connections own them. Its bytes share the
-socket's stream, so it cannot hold up the other side by itself: the relay's credit bounds what an edge may have under
-way.
+`relay.socket` makes one for each edge; backbones' edges and workers' connections own them. Links share the socket's
+stream, so a link cannot make the other side wait by not reading: the relay's credit bounds the bytes under way.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from kvasir.edge.link import LinkOwner
+from kvasir.edge.states import LinkState
 from kvasir.errors import EdgeError, WireError
 from kvasir.relay.records import RECORD_BYTES
 from kvasir.wire.codec import decode, encode
@@ -27,12 +27,12 @@ class Carrier(Protocol):
         ...
 
     def forget(self, link: RelayLink) -> None:
-        """The edge is closed: what still comes for it is dropped."""
+        """Drop what still arrives for a closed edge."""
         ...
 
 
 class RelayLink:
-    """Frames of one edge. `owner` is set by whoever the socket announces the edge to."""
+    """Frames of one edge. The socket's `on_edge` sets the `owner`."""
 
     def __init__(self, number: int, carrier: Carrier, clock: Callable[[], float]) -> None:
         self.number = number
@@ -42,41 +42,36 @@ class RelayLink:
         self.bytes_sent = 0
         self.bytes_received = 0
         self.last_received = self.last_sent = clock()
-        self.frame_began: float | None = None  # frames come whole
+        self.frame_began: float | None = None  # always: frames arrive whole
         self.is_reading_paused = False
         self._carrier = carrier
         self._clock = clock
+        self._state = LinkState.OPEN
         self._close_reason = ""
-        self._has_ended = False  # a frame that ends the edge has gone out
 
     @property
     def is_closing(self) -> bool:
         """Whether the edge is closed."""
-        return bool(self._close_reason)
+        return self._state is LinkState.CLOSED
 
-    @property
-    def is_gone(self) -> bool:
-        """The same: there is no stream of its own that could linger."""
-        return bool(self._close_reason)
+    is_gone = is_closing  # it has no stream of its own that could still be open
 
     def accept(self, limits: Limits) -> None:
-        """From now on frames within `limits` are taken."""
+        """Accept frames within these limits from now on."""
         self.limits = limits
 
     def send(self, frame: Frame, limits: Limits) -> None:
-        """Queue a frame; its arrays must not change until it is sent. `limits` is what the other side accepts.
+        """Queue a frame, whose arrays must not change until it is sent. `limits` are the other side's.
 
-        Raises EdgeError when the edge is closed, WireError when the frame is over the limits.
+        Raises EdgeError when the edge is closed, WireError when the frame exceeds the limits.
         """
-        if self._close_reason:
+        if self.is_closing:
             raise EdgeError(f"edge is closed: {self._close_reason}")
         self._post(frame, limits)
 
     def close(self, reason: str) -> None:
-        """Tell the other side why, unless it has been told, and close."""
-        if self._close_reason:
-            return
-        if not self._has_ended:
+        """Close; send the reason first, unless the last frame of this edge has been sent."""
+        if self._state is LinkState.OPEN:
             self._post(Fault(0, FaultCode.PROTOCOL, clipped(reason)), PROTOCOL_LIMITS)
         self._close(reason)
 
@@ -85,34 +80,33 @@ class RelayLink:
         self.close(reason)
 
     def pause_reading(self) -> None:
-        """Note that the owner has enough; the relay's credit keeps the rest away."""
+        """Note that the owner takes no more; the relay's credit holds back the rest."""
         self.is_reading_paused = True
 
     def resume_reading(self) -> None:
-        """Note that the owner takes more."""
+        """Note that the owner takes more frames."""
         self.is_reading_paused = False
 
-    # What the socket calls
+    # Called by the socket
 
     def take(self, data: memoryview) -> None:
-        """Hand one frame's bytes to the owner."""
+        """Decode one frame and hand it to the owner."""
         self.last_received = self._clock()
         self.bytes_received += RECORD_BYTES + len(data)
-        if self.owner is None or self._close_reason:
+        if self.owner is None or self.is_closing:
             return
         try:
             frame = decode(data, self.limits)
         except WireError as error:
             self.owner.bytes_refused(error)
             return
-        if isinstance(frame, Fault) and frame.request == 0:  # of the other side or of the relay
-            self._has_ended = True
+        if isinstance(frame, Fault) and frame.request == 0:  # from the other side or the relay
             self._close(f"the edge ended ({frame.code.name}): {frame.message}")
         else:
             self.owner.frame_received(frame)
 
     def sent(self, n_bytes: int) -> None:
-        """Count bytes that have left."""
+        """Count bytes that were sent."""
         self.queued_bytes -= n_bytes
         self.bytes_sent += n_bytes
         self.last_sent = self._clock()
@@ -120,24 +114,27 @@ class RelayLink:
             self.owner.bytes_went_out()
 
     def lost(self, reason: str) -> None:
-        """The socket is gone, and the edge with it."""
-        self._has_ended = True
+        """Close without a frame: the socket is gone."""
         self._close(reason)
 
     def _post(self, frame: Frame, limits: Limits) -> None:
         buffers = encode(frame, limits)
         n_bytes = RECORD_BYTES + sum(map(len, buffers))
         self.queued_bytes += n_bytes
-        self._has_ended = (
-            self._has_ended or isinstance(frame, Refuse) or (isinstance(frame, Fault) and not frame.request)
-        )
+        is_last = isinstance(frame, Refuse) or (isinstance(frame, Fault) and not frame.request)
+        if is_last and self._state is LinkState.OPEN:
+            self._enter(LinkState.CLOSING)
         self._carrier.post(self, buffers, n_bytes)
 
     def _close(self, reason: str) -> None:
-        if self._close_reason:
+        if self.is_closing:
             return
+        self._enter(LinkState.CLOSED)
         self._close_reason = reason
         self._carrier.forget(self)
         if self.owner is not None:
-            # not at once: the owner may be in the middle of something
+            # later: the owner may be in the middle of a call to this link
             asyncio.get_running_loop().call_soon(self.owner.link_closed, reason)
+
+    def _enter(self, state: LinkState) -> None:
+        self._state = self._state.to(state, f"link of edge {self.number}")

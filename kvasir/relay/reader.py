@@ -1,7 +1,7 @@
-"""What a relay sends over a WebSocket: whole binary messages received straight into memory of their own.
+"""Receives whole binary WebSocket messages from a relay straight into memory of their own.
 
-`relay.connection` gives it the socket's bytes. All else (the opening handshake, text, fragments, pings, closes, what is
-over the limit or against the rules) it hands to the WebSocket library byte for byte, and does not judge.
+`relay.connection` gives it the socket's bytes. Everything else (the opening handshake, text, fragments, pings, closes,
+frames over the limit or against the rules) is handed to the WebSocket library byte for byte, without a judgement.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ _LONG = struct.Struct("!Q")
 
 
 class _Head(NamedTuple):
-    """Of one frame from a server."""
+    """The head of one frame from a server."""
 
     first: int  # final flag, reserved bits, opcode
     n_bytes: int  # of the head itself
     length: int  # of the payload
-    is_plain: bool  # unmasked, and the length is written the one right way
+    is_plain: bool  # unmasked, with the length in its shortest form
 
 
 class RelayReader:
-    """Bytes in; messages to `on_message`, all other bytes to `hand_over`, in the order of the stream.
+    """Passes messages to `on_message` and all other bytes to `hand_over`, in the order of the stream.
 
-    `writable` says where the next bytes go and `advance` how many came. A message's memory is its receiver's to keep.
+    Write the next bytes to `writable()` and report their number to `advance`. A message's receiver may keep its memory.
     """
 
     def __init__(
@@ -44,22 +44,22 @@ class RelayReader:
         is_open: Callable[[], bool],
         max_bytes: int,
     ) -> None:
-        """`is_open` says whether the library has found the handshake good."""
+        """`is_open` returns whether the library has accepted the handshake."""
         self._on_message = on_message
         self._hand_over = hand_over
         self._is_open = is_open
         self._max_bytes = max_bytes
         self._staging = memoryview(bytearray(STAGING_BYTES))
-        self._staged = 0  # bytes in staging: of a head whose end has not come
-        self._message: memoryview | None = None  # that is being received
+        self._staged = 0  # bytes in staging: those of an incomplete head
+        self._message: memoryview | None = None  # the one that is being received
         self._filled = 0
-        self._foreign_left: int | None = 0  # bytes of a frame that is the library's; None: all that comes
+        self._foreign_left: int | None = 0  # bytes left of a frame for the library; None: all bytes are
         self._is_fragmented = False  # in the middle of a message in several frames
         self._is_opening = True
         self._tail = b""  # the handshake's last bytes so far
 
     def writable(self) -> memoryview:
-        """Where the next bytes of the stream are to be written; never empty."""
+        """Return the memory for the next bytes of the stream, never empty."""
         if self._message is not None:
             return self._message[self._filled :]
         return self._staging[self._staged :]
@@ -71,7 +71,7 @@ class RelayReader:
             self._finish_message(self._message)
             return
         at, end = 0, self._staged + n_bytes
-        self._staged = 0  # also for whoever comes back here from a callback that fails
+        self._staged = 0  # set before the callbacks, which may raise
         while at < end:
             n_taken = self._take(self._staging[at:end])
             if not n_taken:
@@ -81,7 +81,7 @@ class RelayReader:
         self._staged = end - at
 
     def _take(self, data: memoryview) -> int:
-        """Take what stands first in `data`, and say how much it was: 0 when more must come before."""
+        """Take a part from the start of `data` and return its bytes; 0 when it is incomplete."""
         if self._is_opening:
             return self._take_handshake(data)
         if self._foreign_left is None:
@@ -101,7 +101,7 @@ class RelayReader:
         return self._take(data)
 
     def _take_handshake(self, data: memoryview) -> int:
-        """Hand over up to the empty line that ends the handshake, wherever it was cut."""
+        """Hand over up to the empty line that ends the handshake, which may arrive in pieces."""
         known = self._tail + bytes(data)
         end = known.find(END_OF_HANDSHAKE)
         self._is_opening = end < 0
@@ -109,11 +109,11 @@ class RelayReader:
         self._tail = known[-3:] if end < 0 else b""
         self._hand_over(bytes(data[:n_bytes]))
         if not self._is_opening and not self._is_open():
-            self._foreign_left = None  # another answer, and its body
+            self._foreign_left = None  # a refusal, and its body
         return n_bytes
 
     def _begin_message(self, head: _Head, data: memoryview) -> int:
-        """Take a message, or begin to receive it in place. What is only promised costs no memory: see the pool."""
+        """Take a message, or begin to receive it in place. Only bytes that arrive cost memory: see the pool."""
         message = POOL.empty(head.length).data
         n_bytes = min(head.length, len(data) - head.n_bytes)
         message[:n_bytes] = data[head.n_bytes : head.n_bytes + n_bytes]
@@ -127,7 +127,7 @@ class RelayReader:
             self._on_message(message)
 
     def _note_foreign(self, head: _Head) -> None:
-        """This frame is the library's; so is all that follows one after which no frame is read any more."""
+        """Leave this frame to the library, and all bytes after a frame that ends the connection."""
         opcode = head.first & OPCODE
         is_last = opcode == CLOSE or not head.is_plain or head.first & RESERVED or head.length > self._max_bytes
         self._foreign_left = None if is_last else head.n_bytes + head.length
@@ -136,7 +136,7 @@ class RelayReader:
 
 
 def _read_head(data: memoryview) -> _Head | None:
-    """The head that `data` begins with, None while it is not all there."""
+    """Return the head that `data` begins with, or None while it is incomplete."""
     if len(data) < 2:
         return None
     first, second = data[0], data[1]

@@ -1,7 +1,7 @@
-"""The relay's own layer over the wire: numbered records in messages, and the message that opens a socket.
+"""The relay's layer over the wire: numbered records in WebSocket messages, and the message that opens a socket.
 
 The relay and both ends of a relayed edge use it. A message is one or more records (edge u32, byte count u32, then
-one frame of `kvasir.wire.codec`), little-endian. It does no I/O and never looks into a frame.
+one frame of `kvasir.wire.codec`), little-endian. It does no I/O and does not read the frames in records.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from kvasir.wire.header import HEADER_BYTES, MAX_PAYLOAD_BYTES, Buffer, Limits
 
 RECORD = struct.Struct("<II")
 RECORD_BYTES = RECORD.size
-RELAY_EDGE = 0  # the number under which a socket's owner and the relay itself talk
+RELAY_EDGE = 0  # the number of records between a node and the relay itself
 MAX_FRAME_BYTES = HEADER_BYTES + MAX_PAYLOAD_BYTES
-MAX_BUNDLE_BYTES = 1024 * 1024  # senders put no more records into a message that has this many bytes
-MAX_MESSAGE_BYTES = 16 * 1024 * 1024  # what every receiver must take; a bundle and one largest frame fit
+MAX_BUNDLE_BYTES = 1024 * 1024  # senders add no further record to a message that has this many bytes
+MAX_MESSAGE_BYTES = 16 * 1024 * 1024  # accepted by every receiver; a bundle and one largest frame fit
 MAX_OPENING_BYTES = 64 * 1024  # of the first message, before the sender has shown a token
 
 HELLO_LIMITS = Limits(max_payload_bytes=8192, max_rows=1, max_pairs=1)
 
 
 def record(edge: int, frame: Frame) -> bytes:
-    """One frame as a record, for the few frames that are small. Raises WireError when it cannot travel."""
+    """Return a small frame as a record. Raises WireError when it cannot be encoded."""
     data = join(encode(frame))
     return RECORD.pack(edge, len(data)) + data
 
 
 def record_spans(message: Buffer) -> Iterator[tuple[int, int, int]]:
-    """(edge, start, stop) of each record's frame in `message`, in order.
+    """Yield (edge, start, stop) of each record's frame in `message`, in order.
 
-    Raises WireError when the bytes are not whole records, after having yielded those before the fault.
+    Raises WireError after the last whole record when the rest is not one.
     """
     at, end = 0, len(message)
     if not end:
@@ -54,21 +54,21 @@ def record_spans(message: Buffer) -> Iterator[tuple[int, int, int]]:
 
 
 def opening_message(hello: Hello) -> bytes:
-    """The first message of a socket: the role byte, then the hello's frame."""
+    """Return the first message of a socket: the role byte, then the hello's frame."""
     return bytes([hello.role]) + join(encode(hello))
 
 
 def relay_welcome(hello: Hello, name: str, credit_bytes: int) -> Welcome:
-    """The relay's own answer to a hello that it accepts, on edge 0. It holds no experts: only its limits count."""
+    """Return the relay's answer, on edge 0, to a hello that it accepts. Only its limits have a meaning."""
     limits = Limits(max_inflight_bytes=credit_bytes)
     prints = hello.model_fingerprint, hello.kernel_fingerprint, hello.kernel
     return Welcome(*prints, RowFormat.F32, d_model=1, ranges=(), limits=limits, name=name)
 
 
 def read_opening(message: Buffer) -> Hello:
-    """The hello of a socket's first message.
+    """Return the hello of a socket's first message.
 
-    Raises WireError for anything else, WireVersionError when the sender speaks another version of the wire.
+    Raises WireError for any other message, WireVersionError when the sender speaks another version of the wire.
     """
     view = memoryview(message)
     if not view or view[0] not in (Role.BACKBONE, Role.WORKER):
@@ -79,3 +79,13 @@ def read_opening(message: Buffer) -> Hello:
     if frame.role != view[0]:
         raise WireError(f"the role byte is {bytes(view[:1])!r}, the hello says {frame.role.name}")
     return frame
+
+
+def message_head(n_bytes: int, *, is_masked: bool = False) -> bytes:
+    """Return the head, without the mask, of a whole binary WebSocket message of `n_bytes` (RFC 6455, section 5.2)."""
+    mask_bit = 0x80 if is_masked else 0
+    if n_bytes < 126:
+        return struct.pack("!BB", 0x82, mask_bit | n_bytes)
+    if n_bytes < 65_536:
+        return struct.pack("!BBH", 0x82, mask_bit | 126, n_bytes)
+    return struct.pack("!BBQ", 0x82, mask_bit | 127, n_bytes)

@@ -1,7 +1,7 @@
 """One WebSocket to a relay, for either role: opening, records in and out, signs of life.
 
-Backbones (`relay.sockets.bridge`) and workers (`worker.join`) hold one for each relay. Frames of many edges share it;
-what has gathered while a message leaves goes out as one bundle. Reconnecting is its owner's business.
+Backbones (`relay.edge`) and workers (`worker.serving.join`) have one for each relay. Frames of many edges share it;
+those that are queued while a message is being sent form the next one. The owner connects again when it is lost.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Self
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, WebSocketException
 
-from kvasir.edge.keepalive import KeepAlive, KeepAliveAction
-from kvasir.edge.signs_of_life import KEEP_ALIVE, LOOK_EVERY_S, SignsOfLife
+from kvasir.edge.signs_of_life import KEEP_ALIVE, LOOK_EVERY_S, KeepAlive, KeepAliveAction, SignsOfLife
+from kvasir.edge.states import SessionState
 from kvasir.errors import EdgeError, EdgeTimeout, HandshakeRefused, WireError
 from kvasir.relay.connection import RelayConnection
 from kvasir.relay.directory import checked_url
@@ -29,10 +29,9 @@ from kvasir.wire.frames import Frame, Goaway, Hello, Ping, Pong, Refuse, Role, W
 from kvasir.wire.header import HEADER_BYTES, Buffer, Kind
 
 CLOSE_DEADLINE_S = 2.0
-KIND_AT = 5  # where a frame's header holds its kind
-# what opens an edge, by who receives it; a backbone hears first from the relay which node the worker is
+KIND_AT = 5  # the place of the kind in a frame's header
+# the first frame of an edge, by the role that receives it; the relay's hello names the worker to the backbone
 FIRST_OF_EDGE = {Role.WORKER: {Kind.HELLO}, Role.BACKBONE: {Kind.HELLO, Kind.WELCOME}}
-
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +39,7 @@ OnEdge = Callable[[RelayLink, "RelaySocket"], None]
 
 
 class RelaySocket:
-    """An open socket. `closed` yields why it ended; edges that are open then are lost."""
+    """A session at a relay. `closed` resolves to the reason when it ends; its edges are then lost."""
 
     def __init__(self, url: str, hello: Hello, on_edge: OnEdge, keep_alive: KeepAlive | None = None) -> None:
         self._loop = asyncio.get_running_loop()
@@ -51,14 +50,13 @@ class RelaySocket:
         self._links: dict[int, RelayLink] = {}
         self._outgoing: deque[tuple[RelayLink | None, list[Buffer], int, int]] = deque()
         self._has_outgoing = asyncio.Event()
-        self._is_idle = asyncio.Event()  # all that was posted has left
+        self._is_idle = asyncio.Event()  # all that was posted has been sent
         self._is_idle.set()
         self._tasks: list[asyncio.Task[None]] = []
         self._connection: RelayConnection | None = None
-        self._welcome: Welcome | None = None
-        self._answered: asyncio.Future[None] = self._loop.create_future()  # fails with what stood in the way
-        self._parting = ""  # why this side closes
-        self.goaway = ""
+        self._answered: asyncio.Future[Welcome] = self._loop.create_future()  # or why the opening failed
+        self._parting_reason = ""
+        self.state = SessionState.CONNECTING
         self.closed: asyncio.Future[str] = self._loop.create_future()
 
     @classmethod
@@ -71,10 +69,10 @@ class RelaySocket:
         deadline_s: float,
         keep_alive: KeepAlive | None = None,
     ) -> Self:
-        """Open a socket and have the hello accepted, all within `deadline_s` seconds.
+        """Connect and have the hello accepted within `deadline_s` seconds.
 
-        `on_edge` is called for every edge that opens and sets the link's owner. Raises ConfigError for an address
-        that cannot be, HandshakeRefused with the relay's reason, EdgeTimeout, or EdgeError when nobody answers.
+        `on_edge` is called for every edge that opens, and must set the link's owner. Raises ConfigError for an invalid
+        address, HandshakeRefused with the relay's reason, EdgeTimeout, or EdgeError when there is no relay.
         """
         socket = cls(checked_url(url), hello, on_edge, keep_alive)
         try:
@@ -99,33 +97,34 @@ class RelaySocket:
 
     @property
     def welcome(self) -> Welcome:
-        """The relay's answer; its limits hold the credit of an edge. Raises EdgeError before it has come."""
-        if self._welcome is None:
+        """The relay's answer, whose limits have the credit of an edge. Raises EdgeError before it has arrived."""
+        if self.state is SessionState.CONNECTING:
             raise EdgeError(f"relay {self._url} has not answered yet")
-        return self._welcome
+        return self._answered.result()
 
     async def close(self, reason: str) -> None:
         """Send what is queued, close, and end every edge."""
-        self._parting = reason
-        connection = self._connection
-        if connection is not None and not self.closed.done():
+        if self.state in (SessionState.JOINED, SessionState.GOING_AWAY):
+            self._enter(SessionState.PARTING)
+            self._parting_reason = reason
+        if self.state is SessionState.PARTING:
             with suppress(TimeoutError, ConnectionClosed):
                 async with asyncio.timeout(CLOSE_DEADLINE_S):
                     await self._is_idle.wait()
-                    await connection.close(reason=reason[:100])
+                    await self._open_connection().close(reason=reason[:100])
         self._abort(reason)
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    # What links call
+    # Called by links
 
     def post(self, link: RelayLink | None, buffers: list[Buffer], n_bytes: int) -> None:
-        """Queue one frame of an edge, or of the relay's own when there is no link."""
+        """Queue one frame of an edge, or one for the relay itself when there is no link."""
         self._outgoing.append((link, buffers, link.number if link is not None else RELAY_EDGE, n_bytes))
         self._has_outgoing.set()
         self._is_idle.clear()
 
     def forget(self, link: RelayLink) -> None:
-        """Drop what still comes for an edge."""
+        """Drop what still arrives for an edge."""
         self._links.pop(link.number, None)
 
     async def _open(self) -> None:
@@ -143,36 +142,36 @@ class RelaySocket:
         opening = opening_message(self._hello)
         await connection.send_message([opening], len(opening))
         await self._answered
-        if self.closed.done():
+        if self.state is SessionState.CLOSED:
             raise EdgeError(f"relay {self._url} cannot be reached: {self.closed.result()}")
 
     def _received(self, message: Buffer) -> None:
-        """Take one message; what it does wrong ends the socket."""
-        if self.closed.done():
-            return  # it came with what ended the socket
+        """Take one message; an error in it ends the socket."""
+        if self.state is SessionState.CLOSED:
+            return  # it was received together with what ended the socket
         try:
             self._take(message)
         except (WireError, HandshakeRefused) as error:
             self._fail(error, str(error))
-        except Exception as error:  # a defect must not leave a socket that nobody serves
+        except Exception as error:  # a defect must not leave an open socket that nothing serves
             log.exception("socket to relay %s failed", self._url)
             self._fail(error, f"{type(error).__name__}: {error}")
 
     def _lost(self) -> None:
-        """The connection is gone."""
+        """End the socket: the connection is lost."""
         if self._connection is None:
-            return  # it never opened: `connect` says why
+            return  # it never opened: `connect` raises the reason
         error = self._connection.close_exc
         close = error.rcvd or error.sent
         self._fail(error, f"socket closed ({close.code}: {close.reason})" if close else "connection lost")
 
     def _fail(self, error: Exception, reason: str) -> None:
-        """End the socket; whoever waits for the relay's answer gets the error as it is."""
+        """End the socket; during the opening `connect` raises the error itself."""
         if self._answered.done():
             self._abort(f"relay {self._url}: {reason}")
         else:
             self._answered.set_exception(error)
-            self._answered.exception()  # the deadline may have passed: then nobody else looks
+            self._answered.exception()  # retrieved, in case that the deadline has passed
 
     def _take(self, message: Buffer) -> None:
         view = memoryview(message)
@@ -189,16 +188,17 @@ class RelaySocket:
             link.take(view[start:stop])
 
     def _hear(self, frame: Frame) -> None:
-        """What the relay itself says."""
+        """Handle a frame of the relay itself."""
         match frame:
             case Welcome():
-                self._welcome = frame
                 if not self._answered.done():
-                    self._answered.set_result(None)
+                    self._enter(SessionState.JOINED)
+                    self._answered.set_result(frame)
             case Refuse(code, message):
                 raise HandshakeRefused(f"relay {self._url} refused ({code.name}): {message}")
-            case Goaway(reason):
-                self.goaway = reason or "the relay stops"
+            case Goaway():
+                if self.state is SessionState.JOINED:
+                    self._enter(SessionState.GOING_AWAY)
             case Ping() | Pong():
                 pass
             case _:
@@ -206,7 +206,7 @@ class RelaySocket:
 
     async def _send(self) -> None:
         connection = self._open_connection()
-        with suppress(ConnectionClosed):  # `_lost` says why
+        with suppress(ConnectionClosed):  # `_lost` has the reason
             while True:
                 await self._has_outgoing.wait()
                 taken, parts, n_bytes = self._next_bundle()
@@ -218,7 +218,7 @@ class RelaySocket:
                     self._is_idle.set()
 
     def _next_bundle(self) -> tuple[list[tuple[RelayLink | None, int]], list[Buffer], int]:
-        """Frames that leave as one message: whose and how large, their bytes, and how many these are."""
+        """Return the frames of the next message (link and size of each), their buffers, and the bytes of all."""
         taken, parts, total = list[tuple[RelayLink | None, int]](), list[Buffer](), 0
         while self._outgoing and (not taken or total + self._outgoing[0][3] <= MAX_BUNDLE_BYTES):
             link, buffers, number, n_bytes = self._outgoing.popleft()
@@ -246,7 +246,7 @@ class RelaySocket:
                     pass
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
-        """A defect must not leave a socket that nobody serves."""
+        """End the socket when one of its tasks has failed by a defect."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
             log.error("socket to relay %s failed", self._url, exc_info=error)
@@ -258,16 +258,21 @@ class RelaySocket:
         return self._connection
 
     def _abort(self, reason: str) -> None:
-        """Close for good: every edge is lost now."""
-        if self.closed.done():
+        """Close now; every edge is lost."""
+        if self.state is SessionState.CLOSED:
             return
-        self.closed.set_result(self._parting or reason)
+        self._enter(SessionState.CLOSED)
+        reason = self._parting_reason or reason
+        self.closed.set_result(reason)
         self._is_idle.set()
         if self._connection is not None:
             self._connection.transport.abort()
         for link in tuple(self._links.values()):
-            link.lost(self._parting or reason)
+            link.lost(reason)
         current = asyncio.current_task()
         for task in self._tasks:
             if task is not current:
                 task.cancel()
+
+    def _enter(self, state: SessionState) -> None:
+        self.state = self.state.to(state, f"session at relay {self._url}")

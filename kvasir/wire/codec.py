@@ -1,7 +1,7 @@
 """The wire's codec: frames to bytes and back, without I/O.
 
-Edges and workers, over TCP or WebSocket, all use it. Any bytes either decode or raise WireError; nothing larger than
-the limits is ever allocated; tensors are views over the received bytes, but for sums, which travel packed.
+Both ends of an edge use it, over TCP and through a relay. Any bytes either decode or raise WireError; nothing larger
+than the limits is allocated; tensors are views over the received bytes, except sums, which travel packed.
 docs/reference/wire.md has the byte tables.
 """
 
@@ -15,7 +15,6 @@ import numpy.typing as npt
 from kvasir.errors import KernelError, WireError
 from kvasir.kernels.api import RowFormat
 from kvasir.kernels.sums import pack_sums, unpack_sums
-from kvasir.wire.checksum import crc32
 from kvasir.wire.frames import Dispatch, Frame, ReplyType, Result, SumOrder, SumResult
 from kvasir.wire.header import (
     CHECKED_BYTES,
@@ -31,6 +30,7 @@ from kvasir.wire.header import (
     Limits,
     WireType,
     checksum,
+    crc32,
     encoded_row_bytes,
     unpack_header,
 )
@@ -40,9 +40,9 @@ STAGING_BYTES = 64 * 1024
 
 
 def encode(frame: Frame, limits: Limits = PROTOCOL_LIMITS) -> list[Buffer]:
-    """The frame as buffers to send one after another; tensors are not copied.
+    """Return the frame as buffers to send in order; tensors are not copied.
 
-    `limits` are the receiver's. Raises WireError for a frame that the receiver would not accept.
+    `limits` are the receiver's. Raises WireError for a frame that exceeds them.
     """
     if isinstance(frame, Dispatch):
         header, payload = _dispatch_parts(frame)
@@ -58,7 +58,7 @@ def encode(frame: Frame, limits: Limits = PROTOCOL_LIMITS) -> list[Buffer]:
 
 
 def decode(data: Buffer, limits: Limits = PROTOCOL_LIMITS) -> Frame:
-    """The one frame that `data` is, all of it. Tensors are views over `data`. Raises WireError."""
+    """Return the frame that `data` holds. Tensors are views over `data`. Raises WireError unless it is exactly one."""
     view = memoryview(data).cast("B")
     if len(view) < HEADER_BYTES:
         raise WireError(f"{len(view)} bytes are no frame: the header alone has {HEADER_BYTES}")
@@ -71,11 +71,11 @@ def decode(data: Buffer, limits: Limits = PROTOCOL_LIMITS) -> Frame:
 
 
 class FrameDecoder:
-    """Bytes of a stream in, frames out.
+    """Decodes the frames of a byte stream.
 
-    `writable` says where the next bytes go and `advance` how many came. Payloads that do not fit the 64 KiB staging
-    buffer are received into their own memory directly. After a WireError the stream cannot be read further.
-    `limits` and `max_payload_bytes` (of frames of any kind) may be widened between frames, as after a handshake.
+    Write the next bytes to `writable()` and report their number to `advance`. Payloads that do not fit the 64 KiB
+    staging buffer are received straight into their own memory. After a WireError the stream cannot be read further.
+    `limits` and `max_payload_bytes` (of frames of any kind) may be raised between frames, as after a handshake.
     """
 
     def __init__(self, limits: Limits = PROTOCOL_LIMITS, max_payload_bytes: int = MAX_PAYLOAD_BYTES) -> None:
@@ -92,11 +92,11 @@ class FrameDecoder:
 
     @property
     def is_mid_frame(self) -> bool:
-        """Whether a frame has begun and its end has not come."""
+        """Whether a frame has begun and its end has not arrived."""
         return self._staged > 0 or self._header is not None
 
     def feed(self, data: Buffer) -> list[Frame]:
-        """Frames that are complete with these bytes. Raises WireError, and then the frames before it are lost."""
+        """Return the frames that `data` completes. Raises WireError; the frames before the bad one are then lost."""
         view, frames = memoryview(data).cast("B"), list[Frame]()
         while view:
             space = self.writable()
@@ -109,7 +109,7 @@ class FrameDecoder:
         return frames
 
     def writable(self) -> memoryview:
-        """Where the next bytes of the stream are to be written; never empty. Raises WireError after a failure."""
+        """Return the memory for the next bytes of the stream, never empty. Raises WireError after a failure."""
         if self.failure is not None:
             raise self.failure
         if self._header is not None:
@@ -117,9 +117,9 @@ class FrameDecoder:
         return memoryview(self._staging)[self._staged :]
 
     def advance(self, n_bytes: int) -> list[Frame]:
-        """Frames that are complete now that `n_bytes` were written to `writable()`.
+        """Return the frames that are complete now that `n_bytes` were written to `writable()`.
 
-        Never raises: those before a bad one are returned, and `failure` says what is wrong with the bad one.
+        Never raises: the frames before a bad one are returned, and `failure` holds the error of the bad one.
         """
         frames: list[Frame] = []
         try:
@@ -152,7 +152,7 @@ class FrameDecoder:
                 )
             start, stop = at + HEADER_BYTES, at + HEADER_BYTES + header.payload_bytes
             if stop <= end:
-                payload = memoryview(bytearray(staged[start:stop]))  # staging is used again
+                payload = memoryview(bytearray(staged[start:stop]))  # a copy: staging is used again
                 _check_sum(header, check, checksum(staged[at : at + CHECKED_BYTES], [payload]))
                 frames.append(_frame(header, payload))
                 at = stop
@@ -167,7 +167,7 @@ class FrameDecoder:
 
     def _start_payload(self, header: Header, check: int, so_far: memoryview) -> None:
         arrived = so_far[HEADER_BYTES:]
-        # numpy leaves untouched pages unmapped: a sender that only promises bytes costs no memory
+        # numpy maps no page before it is written: a sender that announces bytes and sends none costs no memory
         self._payload = np.empty(header.payload_bytes, np.uint8).data
         self._payload[: len(arrived)] = arrived
         self._crc = checksum(so_far[:CHECKED_BYTES], [arrived])
@@ -276,5 +276,5 @@ def _frame(header: Header, payload: memoryview) -> Frame:
 
 
 def join(buffers: Sequence[Buffer]) -> bytes:
-    """The buffers of one frame as one message, for links that send whole messages."""
+    """Return the buffers of one frame as one message, for links that send whole messages."""
     return b"".join(buffers)

@@ -1,7 +1,7 @@
-"""The frames as data: one frozen dataclass a kind.
+"""The frames as data: one frozen dataclass for each kind.
 
-Both ends of an edge build and receive these; `wire.codec` turns them into bytes and back. Nothing here does I/O, and
-nothing here judges whether a worker can compute what is asked.
+Both ends of an edge build and receive them; `wire.codec` turns them into bytes and back. Whether a worker can compute a
+dispatch is checked by the worker, not here.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ HalfRows = npt.NDArray[np.float16]
 
 
 class Role(IntEnum):
-    """Who speaks: the role byte is the letter's ASCII code."""
+    """The side that sends. The role byte is the letter's ASCII code."""
 
     BACKBONE = ord("B")
     WORKER = ord("W")
 
 
 class ReplyType(IntEnum):
-    """In which type a backbone wants results. The numbers are those of `WireType`."""
+    """The type in which a backbone asks for results, numbered as in `WireType`."""
 
     F32 = 1
     F16 = 3
 
 
 class RefuseCode(IntEnum):
-    """Which part of a hello disagreed."""
+    """Why a hello was refused."""
 
     VERSION = 1
     ROLE = 2
@@ -64,7 +64,7 @@ class FaultCode(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """First frame of the side that asks. Fingerprints are 64 hex digits; the token is empty on a private network."""
+    """The first frame on an edge. Fingerprints are 64 hex digits; the token is empty on a private network."""
 
     role: Role
     model_fingerprint: str
@@ -77,7 +77,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The worker's answer to a hello that it accepts: what it holds and what it takes.
+    """The worker's answer to a hello that it accepts: its expert ranges, row format and limits.
 
     Ranges ascend by layer and start and do not overlap; local ids of a layer count through its ranges in order.
     """
@@ -94,7 +94,7 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """The worker's answer to a hello that it does not accept; it closes the edge after it."""
+    """The worker's answer to a hello that it does not accept; it then closes the edge."""
 
     code: RefuseCode
     message: str
@@ -102,15 +102,15 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SumOrder:
-    """Weights and exponents: a worker answers with one row of sums for each row (docs/reference/kx1.md, step 7)."""
+    """Asks for one row of integers for each row instead of one output for each pair (docs/reference/kx1.md, step 7)."""
 
-    weights: Weights  # [n_pairs] what each output is multiplied by
+    weights: Weights  # [n_pairs] the factor of each output
     exponents: Exponents  # [n_rows] the unit of each row's integers is 2^exponent
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dispatch:
-    """Rows and what to compute: expert `pair_ids[i]` (local id) of row `pair_rows[i]`, for every pair i."""
+    """Rows to compute: expert `pair_ids[i]` (a local id) on row `pair_rows[i]`, for every pair i."""
 
     request: int
     layer: int
@@ -120,13 +120,13 @@ class Dispatch:
     pair_rows: Pairs  # [n_pairs]
     pair_ids: Pairs  # [n_pairs]
     reply: ReplyType = ReplyType.F32
-    has_more: bool = False  # another one of the same layer follows at once; the worker may wait for it
+    has_more: bool = False  # another of the same layer follows at once; the worker may wait for it
     sums: SumOrder | None = None  # answer with a SumResult
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Result:
-    """The answer to the Dispatch of the same number: one output row per pair, in the order of the pairs."""
+    """The answer to the Dispatch of the same number: one output row for each pair, in the order of the pairs."""
 
     request: int
     layer: int
@@ -145,7 +145,7 @@ class SumResult:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """The answer to a Dispatch that was not computed; with request 0, the reason why the edge ends."""
+    """The answer to a Dispatch that was not computed or, with request 0, the reason why the edge ends."""
 
     request: int
     code: FaultCode
@@ -154,21 +154,21 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """The worker asks for no new dispatches for some milliseconds; 0 ends a pause."""
+    """The worker asks for no new dispatches for this many milliseconds; 0 ends a pause."""
 
     milliseconds: int
 
 
 @dataclass(frozen=True, slots=True)
 class Goaway:
-    """The sender will stop: no new dispatches, those in flight are still answered."""
+    """The sender is about to stop: it takes no new dispatches and still answers those in flight."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Ping:
-    """Are you there? Answered at once by a Pong with the same number."""
+    """Asks for a sign of life. Answered at once by a Pong with the same number."""
 
     number: int
 
@@ -184,22 +184,22 @@ Frame = Hello | Welcome | Refuse | Dispatch | Result | SumResult | Fault | Pause
 
 
 def has_controls(text: str) -> bool:
-    """Whether a text holds control characters (U+0000 to U+001F, U+007F to U+009F) or lone surrogates."""
+    """Return whether a text has control characters (U+0000 to U+001F, U+007F to U+009F) or lone surrogates."""
     return any(c < " " or "\x7f" <= c <= "\x9f" or "\ud800" <= c <= "\udfff" for c in text)
 
 
 def clipped(message: str) -> str:
-    """The message as it may travel: no control characters, at most `MAX_TEXT_BYTES` bytes of UTF-8."""
+    """Return the message without control characters and cut to `MAX_TEXT_BYTES` bytes of UTF-8, as a frame takes it."""
     clean = "".join(" " if has_controls(c) else c for c in message)
     return clean.encode("utf-8")[:MAX_TEXT_BYTES].decode("utf-8", "ignore")
 
 
 def f16_reply(outputs: FloatRows) -> tuple[FloatRows, bool]:
-    """Outputs as a reply in f16 carries them: f32 [n, d_model], and whether all of them fit.
+    """Return outputs as a reply in f16 carries them, f32 [n, d_model], and whether all of them fit.
 
-    A row of which every value is finite in f16 is rounded to f16; another row stays as it is, and a frame that holds
-    one goes as f32. So a row's value depends on itself alone, never on its company in the frame. The backbone
-    rounds what it computes itself by this same function.
+    A row whose values are all finite in f16 is rounded to f16; any other row stays as it is, and a frame that has one
+    is sent as f32. So a row's values never depend on the other rows of its frame. The backbone rounds what it computes
+    itself with this function too.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         rounded = outputs.astype(np.float16).astype(np.float32)

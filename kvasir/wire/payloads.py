@@ -1,7 +1,7 @@
 """Payloads of the frames that carry no tensor: handshake, refusals, faults and notices.
 
 `wire.codec` calls `pack_payload` and `unpack_payload`. Integers are little-endian, texts are a u16 byte count and
-UTF-8; a payload that is short, long or not well-formed text is a WireError.
+UTF-8. Too few bytes, too many bytes and malformed text raise WireError.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _limits(limits: Limits) -> tuple[int, int, int, int]:
 
 
 class _Reader:
-    """Takes a payload apart from front to back, and never past its end."""
+    """Reads a payload field by field, never past its end."""
 
     def __init__(self, kind: Kind, payload: memoryview) -> None:
         self._kind = kind
@@ -196,7 +196,7 @@ _UNPACK: Mapping[Kind, Callable[[Header, _Reader], Frame]] = {
 
 
 def unpack_payload(header: Header, payload: memoryview) -> Frame:
-    """The frame of any kind but Dispatch and Result. Raises WireError."""
+    """Return the frame, of any kind but Dispatch and Result. Raises WireError."""
     reader = _Reader(header.kind, payload)
     frame = _UNPACK[header.kind](header, reader)
     reader.end()
@@ -204,9 +204,9 @@ def unpack_payload(header: Header, payload: memoryview) -> Frame:
 
 
 def pack_payload(frame: Frame) -> tuple[Kind, int, bytes]:
-    """Kind, request number and payload bytes of any frame but Dispatch and Result.
+    """Return kind, request number and payload bytes of any frame but Dispatch and Result.
 
-    Raises WireError when a text, number or fingerprint in it cannot travel.
+    Raises WireError when a text, number or fingerprint in it is out of bounds.
     """
     try:
         return _pack(frame)

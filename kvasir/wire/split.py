@@ -1,6 +1,6 @@
-"""Splitting a dispatch that is too large for one frame: by rows, so that request and answer both fit.
+"""Splits a dispatch that is too large for one frame by rows, so that request and answer both fit.
 
-The edge calls this before it sends. Pure; which worker a row goes to was decided before.
+The backbone's end of an edge calls it before it sends. Pure; the worker has been chosen by then.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kvasir.wire.header import Limits, sums_bytes
 
 PAIR_BYTES = 8
 ORDER_BYTES = 4  # of a pair's weight, and of a row's exponent
-RESULT_VALUE_BYTES = 4  # an f16 answer may have to go as f32
+RESULT_VALUE_BYTES = 4  # an f16 answer may be sent as f32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,29 +28,29 @@ class DispatchPart:
     rows: EncodedRows  # [n_rows, row bytes]
     pair_rows: Pairs  # [n_pairs], counted inside this part
     pair_ids: Pairs  # [n_pairs]
-    pairs: npt.NDArray[np.intp] | slice  # where these pairs stand in the whole dispatch
-    first_row: int  # where the rows do
+    pairs: npt.NDArray[np.intp] | slice  # the places of these pairs in the whole dispatch
+    first_row: int  # the place of the first row
     sums: SumOrder | None = None
 
     def cost(self, d_model: int) -> int:
-        """Bytes that count as under way: its rows, and the most that its answer may have."""
+        """Return the bytes that count as under way: its rows and the largest answer."""
         is_sums = self.sums is not None
         return self.rows.nbytes + answer_bytes(len(self.rows), len(self.pair_ids), d_model, is_sums=is_sums)
 
 
 def result_bytes(n_pairs: int, d_model: int) -> int:
-    """Payload bytes that an answer of `n_pairs` may take."""
+    """Return the most payload bytes of an answer with `n_pairs` outputs."""
     return n_pairs * d_model * RESULT_VALUE_BYTES
 
 
 def answer_bytes(n_rows: int, n_pairs: int, d_model: int, *, is_sums: bool) -> int:
-    """Payload bytes that the answer to a dispatch may take: of sums, or of one output a pair."""
+    """Return the most payload bytes of the answer to a dispatch: of sums, or of one output for each pair."""
     return sums_bytes(n_rows, d_model) if is_sums else result_bytes(n_pairs, d_model)
 
 
 @dataclass(frozen=True, slots=True)
 class _Room:
-    """What one frame and its answer may hold."""
+    """The limits of one frame and of its answer."""
 
     row_bytes: int
     d_model: int
@@ -58,7 +58,7 @@ class _Room:
     is_sums: bool
 
     def fits(self, n_rows: int, n_pairs: int) -> bool:
-        """Whether rows with their pairs fit into one frame, and their answer into another."""
+        """Return whether rows with their pairs fit into one frame, and their answer into another."""
         limits = self.limits
         asked = n_rows * self.row_bytes + n_pairs * PAIR_BYTES
         asked += ORDER_BYTES * (n_rows + n_pairs) if self.is_sums else 0
@@ -78,11 +78,11 @@ def split_dispatch(
     limits: Limits,
     order: SumOrder | None = None,
 ) -> list[DispatchPart]:
-    """Cut a dispatch between rows into as few parts as the limits allow, in the order of the rows and of like sizes.
+    """Cut a dispatch between rows into the fewest parts that the limits allow, in the order of the rows.
 
-    A part's own payload and its answer's both stay within `limits.max_payload_bytes`. Rows that no pair names are
-    not sent when there is more than one part. Raises WireError when a single row with its pairs is too large, or
-    when `pair_rows` names a row that does not exist.
+    The payload of a part and that of its answer both stay within `limits.max_payload_bytes`. With more than one part,
+    rows that no pair names are not sent. Raises WireError when a single row with its pairs is too large, or when
+    `pair_rows` names a row that does not exist.
     """
     n_rows = len(rows)
     if len(pair_rows) and (int(pair_rows.min()) < 0 or int(pair_rows.max()) >= n_rows):
@@ -106,7 +106,7 @@ def split_dispatch(
 
 
 def _cuts(counts: npt.NDArray[np.intp], room: _Room) -> list[tuple[int, int]]:
-    """Row ranges of the parts: the fewest that fit, with as many rows each where that fits too."""
+    """Return the row ranges of the parts: the fewest that fit, of equal numbers of rows where these fit too."""
     greedy = _greedy_cuts(counts, room)
     edges = [len(counts) * i // len(greedy) for i in range(len(greedy) + 1)]
     even = list(pairwise(edges))

@@ -10,10 +10,10 @@ import json
 import sys
 from pathlib import Path
 
-from backbone.engine.sampling.params import SamplingParams
 from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.swarm.transport import NoWorkers
 from backbone.management.generation import generate
+from backbone.sampling_params import SamplingParams
 from kvasir.errors import KvasirError
 
 

@@ -1,7 +1,7 @@
 """The answer of /api/expert-demand: runs of experts with replicas, target and scarcity, as JSON bytes.
 
-Exact at every call and cheap: the bytes are kept as long as the market's version stays, and when it has changed only
-the layers that changed are written anew. Called by `market.coverage.participation`; one per model and process.
+The bytes are cached until the version of the coverage changes, and then only the layers that have changed are written
+again. Called by `market.coverage.participation`; one instance per model and process.
 """
 
 from __future__ import annotations
@@ -11,15 +11,14 @@ from threading import Lock
 
 import numpy as np
 
-from market.coverage.codec import Counts
-from market.coverage.scarcity import scarcity_of
+from market.coverage.codec import unpack_counts, unpack_targets
+from market.coverage.scarcity import Counts, scarcity_of
 from market.coverage.store import CoverageStore
-from market.coverage.target_store import targets_in
 from market.coverage.targets import TargetBounds
 
 
 class Demand:
-    """One model's demand."""
+    """The demand of one model. Threads may share it."""
 
     def __init__(self, store: CoverageStore, bounds: TargetBounds) -> None:
         self._store = store
@@ -30,13 +29,13 @@ class Demand:
         self._rows: dict[int, tuple[bytes, bytes]] = {}  # by layer: replicas and targets, and their JSON
 
     def answer(self) -> tuple[int, bytes]:
-        """The market's version and the JSON. Raises Redis's errors."""
+        """Return the version of the coverage and the JSON. Raises Redis's errors."""
         version = self._store.version()
         with self._lock:
             if version != self._version:
                 view = self._store.look()
-                targets = targets_in(view.targets, self._store.facts, self._bounds)
-                self._answer = self._write(self._store.counts(view.counts), targets)
+                targets = unpack_targets(view.targets, self._store.facts, self._bounds)
+                self._answer = self._write(unpack_counts(view.counts, self._store.facts), targets)
                 self._version = view.version
             return self._version, self._answer
 
@@ -62,7 +61,7 @@ class Demand:
 
 
 def layer_json(layer: int, replicas: Counts, targets: Counts) -> str:
-    """One layer: runs of experts that have the same replicas and the same target. Arrays [n_expert]."""
+    """Return a layer as JSON: runs of experts with equal replicas and targets. The arrays are [n_expert]."""
     changes = np.flatnonzero((np.diff(replicas) != 0) | (np.diff(targets) != 0)) + 1
     starts = [0, *changes.tolist()]
     stops = [*changes.tolist(), len(replicas)]

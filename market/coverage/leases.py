@@ -1,7 +1,8 @@
-"""Promises: a volunteer's range is chosen from one view of the market and claimed only if that view still holds.
+"""Leases: a volunteer's range is chosen from one view of the market and claimed only if that view still holds.
 
-So two volunteers never get the same gap: a promise counts as a replica until its range appears in the worker's
-heartbeats or its lease ends. Called by `market.volunteer`.
+So two volunteers never get the same gap: a lease counts as a pending replica until the worker's heartbeats have its
+range or it ends. `place` is the whole decision, pure; `take_lease` makes it binding in Redis. Called by
+`market.coverage.participation`.
 """
 
 from __future__ import annotations
@@ -15,19 +16,19 @@ import numpy as np
 
 from kvasir.experts import ExpertRange
 from kvasir.slicing.expert_ranges import merge_ranges
+from market.coverage.codec import unpack_counts, unpack_targets
 from market.coverage.model_facts import ModelFacts
-from market.coverage.scarcity import Budget, Counts, Mask, Offer, choose, smallest_wanted_bytes
+from market.coverage.scarcity import Budget, Choice, Mask, choose, smallest_wanted_bytes
 from market.coverage.store import CoverageStore, View
-from market.coverage.target_store import targets_in
 from market.coverage.targets import TargetBounds
 
-MOST_TRIES = 200  # each one that fails means that another volunteer was served
+MOST_TRIES = 200  # each failed try means that another volunteer got its range
 LEASE_BYTES_S = 1_000_000  # the slowest download that a lease waits for
 LONGEST_LEASE_S = 3600.0
 
 
 class Refusal(StrEnum):
-    """Why there is nothing to do."""
+    """Why a volunteer gets no lease."""
 
     AT_TARGET = "expert coverage at target"
     BUDGET_FULL = "the budget is full"
@@ -37,16 +38,16 @@ class Refusal(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A range promised to a worker."""
+    """A range granted to a worker for `lease_s` seconds."""
 
     lease_id: str
-    offer: Offer
+    choice: Choice
     lease_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class NoLease:
-    """Nothing was promised. `first_end_s`: when the first promise to anybody ends, if there is one."""
+    """A refusal. `first_end_s`: seconds until the first lease of any worker ends, or None."""
 
     refusal: Refusal
     detail: str
@@ -55,9 +56,9 @@ class NoLease:
 
 @dataclass(frozen=True, slots=True)
 class Volunteer:
-    """A worker that offers room for so many bytes or experts in all, what it holds included.
+    """A worker that volunteers, with its budget in bytes or experts; the ranges that it holds are part of the budget.
 
-    `stated` is what it says that it holds; None: what the market knows.
+    `stated` are the ranges that the worker says it holds; None: those of its last heartbeat count.
     """
 
     worker_id: str
@@ -66,12 +67,12 @@ class Volunteer:
     stated: tuple[ExpertRange, ...] | None = None
 
     def taken(self, view: View) -> tuple[ExpertRange, ...]:
-        """What counts against the budget: what it holds and what it was promised before, merged."""
+        """Return the ranges that count against the budget, merged: those held and those leased."""
         held = view.held_ranges if self.stated is None else self.stated
-        return merge_ranges([*held, *(pledge.range for pledge in view.pledges)])
+        return merge_ranges([*held, *(lease.range for lease in view.leases)])
 
     def room(self, taken: Iterable[ExpertRange], facts: ModelFacts) -> Budget:
-        """What is left of the budget."""
+        """Return what the ranges in `taken` leave of the budget."""
         ranges = list(taken)
         n_bytes = sum(facts.range_bytes(item) for item in ranges)
         n_experts = sum(item.n_experts for item in ranges)
@@ -82,45 +83,51 @@ class Volunteer:
 
 
 def lease_seconds(n_bytes: int, base_s: float) -> float:
-    """How long a promise lasts: time to get going, and the download at LEASE_BYTES_S."""
+    """Return the length of a lease: `base_s` to start, and the download at LEASE_BYTES_S."""
     return min(LONGEST_LEASE_S, base_s + n_bytes / LEASE_BYTES_S)
 
 
-def take_lease(store: CoverageStore, volunteer: Volunteer, bounds: TargetBounds, base_s: float) -> Lease | NoLease:
-    """Promise the scarcest range that fits. Raises TooManyPledgesError, and Redis's errors."""
-    for attempt in range(MOST_TRIES):
-        view = store.look(volunteer.worker_id)
-        replicas = store.counts(view.counts) + store.counts(view.pending)
-        targets = targets_in(view.targets, store.facts, bounds)
-        taken = volunteer.taken(view)
-        held = _mask(store.facts, (*taken, *view.held_ranges))
-        room = volunteer.room(taken, store.facts)
-        # equals are told apart by who asks, so that volunteers who come together go different ways
-        tie = zlib.crc32(f"{volunteer.worker_id}/{attempt}".encode())
-        sizes = store.facts.bytes_by_layer
-        offer = choose(replicas, targets, sizes, room, held=held, tie=lambda n, tie=tie: tie % n)  # type: ignore[misc]
-        if offer is None:
-            return _refused(store, view, replicas, targets, held, room)
-        lease_s = lease_seconds(store.facts.range_bytes(offer.range), base_s)
-        lease_id = store.claim(volunteer.worker_id, offer.range, view, round(lease_s * 1000))
-        if lease_id is not None:
-            return Lease(lease_id, offer, lease_s)
-    return NoLease(Refusal.BUSY, f"{MOST_TRIES} ranges were taken by others first", 1.0)
+def place(facts: ModelFacts, bounds: TargetBounds, view: View, volunteer: Volunteer, attempt: int) -> Choice | NoLease:
+    """Choose the range for a volunteer, or say why there is none. Pure: the same arguments give the same answer.
 
-
-def _refused(store: CoverageStore, view: View, replicas: Counts, targets: Counts, held: Mask, room: Budget) -> NoLease:
+    Equal candidates are told apart by the worker's id and the number of the attempt, so that volunteers who come at
+    the same time get different ranges.
+    """
+    replicas = unpack_counts(view.counts, facts) + unpack_counts(view.pending, facts)
+    targets = unpack_targets(view.targets, facts, bounds)
+    taken = volunteer.taken(view)
+    held = _mask(facts, (*taken, *view.held_ranges))
+    room = volunteer.room(taken, facts)
+    tie = zlib.crc32(f"{volunteer.worker_id}/{attempt}".encode())
+    choice = choose(replicas, targets, facts.bytes_by_layer, room, held=held, tie=lambda n: tie % n)
+    if choice is not None:
+        return choice
     first_end_s = None if view.first_end_ms is None else view.first_end_ms / 1000
-    smallest = smallest_wanted_bytes(replicas, targets, store.facts.bytes_by_layer, held)
+    smallest = smallest_wanted_bytes(replicas, targets, facts.bytes_by_layer, held)
     if smallest is None:
-        detail = "every expert that this worker does not hold has as many replicas as it should"
+        detail = "every expert that this worker does not hold is at its target"
         return NoLease(Refusal.AT_TARGET, detail, first_end_s)
     if room.n_experts is not None and room.n_experts <= 0:
-        return NoLease(Refusal.BUDGET_FULL, f"{room.n_experts} experts are left of it", None)
+        return NoLease(Refusal.BUDGET_FULL, f"{room.n_experts} experts of the budget are left", None)
     left = room.n_bytes or 0
+    detail = f"{left} bytes of the budget are left; the smallest wanted expert has {smallest}"
     if left <= 0:
-        return NoLease(Refusal.BUDGET_FULL, f"{left} bytes are left of it; the smallest expert has {smallest}", None)
-    detail = f"{left} bytes are left of it; the smallest expert that is wanted has {smallest}"
+        return NoLease(Refusal.BUDGET_FULL, detail, None)
     return NoLease(Refusal.NOTHING_FITS, detail, first_end_s)
+
+
+def take_lease(store: CoverageStore, volunteer: Volunteer, bounds: TargetBounds, base_s: float) -> Lease | NoLease:
+    """Lease the scarcest range that fits to a volunteer. Raises TooManyLeasesError, and Redis's errors."""
+    for attempt in range(MOST_TRIES):
+        view = store.look(volunteer.worker_id)
+        found = place(store.facts, bounds, view, volunteer, attempt)
+        if isinstance(found, NoLease):
+            return found
+        lease_s = lease_seconds(store.facts.range_bytes(found.range), base_s)
+        lease_id = store.claim(volunteer.worker_id, found.range, view, round(lease_s * 1000))
+        if lease_id is not None:
+            return Lease(lease_id, found, lease_s)
+    return NoLease(Refusal.BUSY, f"other volunteers took {MOST_TRIES} ranges first", 1.0)
 
 
 def _mask(facts: ModelFacts, ranges: Iterable[ExpertRange]) -> Mask:

@@ -1,7 +1,7 @@
-"""The facts about a model that the market trades by: its layers with experts, and the true bytes of one expert each.
+"""The facts about a model that the market needs: its layers with experts, and the bytes of one expert of each layer.
 
-`site_model` opens the site's own model file (KVASIR_MODEL), once per process and only when it is first asked for. No
-weight is read and torch is never loaded.
+`site_model` opens the site's own model file (KVASIR_MODEL) at its first call in a process. It reads no weights and
+never loads torch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Int64 = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """One model as the market sees it. Multi-token-prediction blocks are not counted in `n_layer`."""
+    """One model as the market sees it. `n_layer` does not count multi-token-prediction layers."""
 
     name: str
     fingerprint: str
@@ -36,9 +36,9 @@ class ModelFacts:
     n_expert: int
     d_model: int
     d_ff: int
-    expert_bytes: tuple[int, ...]  # of one expert, by layer; 0 where a layer has none
-    kernels: tuple[str, ...] = ()  # by layer: the kernel that workers compute it with; "" where it has no experts
-    aliases: tuple[str, ...] = ()  # other names under which clients may ask
+    expert_bytes: tuple[int, ...]  # of one expert, by layer; 0 for a layer without experts
+    kernels: tuple[str, ...] = ()  # by layer: the kernel that workers compute it with; "" for a layer without experts
+    aliases: tuple[str, ...] = ()  # other names that clients may use
 
     def __post_init__(self) -> None:
         if len(self.expert_bytes) != self.n_layer:
@@ -56,20 +56,20 @@ class ModelFacts:
 
     @property
     def n_cell(self) -> int:
-        """Pairs of layer and expert, those of layers without experts counted too."""
+        """The number of pairs of layer and expert, layers without experts included."""
         return self.n_layer * self.n_expert
 
     def is_called(self, name: str) -> bool:
-        """Whether a client means this model by `name`: its name, an alias or its fingerprint."""
+        """Return whether `name` is the model's name, an alias or its fingerprint."""
         return name in {self.name, self.fingerprint, *self.aliases}
 
     def range_bytes(self, item: ExpertRange) -> int:
-        """Bytes of all experts of a range."""
+        """Return the bytes of all experts of a range."""
         return item.n_experts * self.expert_bytes[item.layer]
 
     @classmethod
     def from_card(cls, card: ModelCard, name: str | None = None, kernels: dict[int, str] | None = None) -> ModelFacts:
-        """From a model card; `name` is what the site calls the model, `kernels` by layer."""
+        """Return the facts of a model card; `name` is the site's name of the model, `kernels` are by layer."""
         sizes = {layer.layer: layer.expert_bytes for layer in card.layers}
         known = kernels or {}
         return cls(
@@ -87,7 +87,7 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class SiteModel:
-    """The site's model file, open, and what it says."""
+    """The site's model file, open, with its card and facts."""
 
     index: GGUFIndex
     card: ModelCard
@@ -107,9 +107,9 @@ _opened = _Opened()
 
 
 def site_model() -> SiteModel:
-    """The model that this site serves. Blocks while the file is opened for the first time.
+    """Return the model that this site serves. Blocks while the file is opened for the first time.
 
-    Raises MarketError 503 when it cannot be: the message says why.
+    Raises MarketError 503 with the reason when the file cannot be read.
     """
     path, name = Path(settings.KVASIR_SERVICE.model), settings.KVASIR_SERVICE.model_name
     with _opened.lock:
@@ -123,7 +123,7 @@ def site_model() -> SiteModel:
 
 
 def open_model(path: Path, name: str | None = None) -> SiteModel:
-    """Open a model file. Raises what GGUFIndex and ModelCard raise."""
+    """Open a model file. Raises the errors of GGUFIndex and ModelCard."""
     index = GGUFIndex.open(path)
     try:
         card = ModelCard.from_index(index)
@@ -134,9 +134,9 @@ def open_model(path: Path, name: str | None = None) -> SiteModel:
 
 
 def _kernels(index: GGUFIndex, card: ModelCard) -> dict[int, str]:
-    """Kernel by layer: KX1 where numpy's reading of it takes every layer's types and shapes, else the float kernel.
+    """Return the kernel by layer: KX1 if it supports the types and shapes of every layer, else the float kernel.
 
-    A backbone has one kernel for the whole model, and takes no worker with another one.
+    A backbone has one kernel for the whole model and refuses workers with another one.
     """
     from kvasir.kernels.oracle import NumpyKX1Kernel
 

@@ -1,7 +1,7 @@
-"""What backbones say of themselves for the dashboard: how busy they are, what they did, how each worker does for them.
+"""The pulses of backbones for the dashboard: their load, their counters, and each worker as they see it.
 
-Each backbone writes its own field of the Redis hash `pulse:<fingerprint>` about once a second; whoever shows the swarm
-reads what is fresh. This module is the codec and the names; it opens no connection and knows no engine.
+Each backbone writes its own field of the Redis hash `pulse:<fingerprint>` about once a second; the dashboard reads the
+fresh ones. This module is the codec and the key's name; it opens no connection and imports no engine.
 
     field: the backbone's id     value: JSON, the fields of `Pulse`
 """
@@ -15,36 +15,36 @@ from typing import Any, Protocol
 
 from kvasir.errors import WireError
 
-FRESH_S = 5.0  # a backbone that wrote nothing for so long is not shown any more
+FRESH_S = 5.0  # older pulses are not shown
 EXPIRY_S = 60
 SOURCES = ("workers", "hot", "fallback")
 LATENCIES = ("queue_s", "first_token_s", "request_s")
 
 
 def pulse_key(fingerprint: str) -> str:
-    """The hash of a model's backbones."""
+    """Return the key of the hash of a model's pulses."""
     return f"pulse:{fingerprint}"
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerPulse:
-    """A node as one backbone sees it. `round_trip_ms` is the least time of an answer; None before the first."""
+    """A node as one backbone sees it. `round_trip_ms` is the shortest time of an answer; None before the first."""
 
     round_trip_ms: float | None = None
-    rows_per_s: float = 0.0  # row-experts that were used, a moving average
-    usable: bool = False  # may be given work: connected, tested, not in quarantine
+    rows_per_s: float = 0.0  # row-experts used, a moving average
+    usable: bool = False  # may get work: connected, tested, not in quarantine
     proven: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Pulse:
-    """One backbone at one moment. Counters are since its start; `latencies` has recent requests' seconds by name."""
+    """One backbone at one moment. Counters start at 0 with it; `latencies` has seconds of recent requests by name."""
 
     at_s: float
     running: int = 0
     waiting: int = 0
     slots: int = 0
-    queued: int = 0  # requests that no backbone has taken
+    queued: int = 0  # requests that no backbone has taken yet
     tokens: int = 0
     row_experts: Mapping[str, int] = field(default_factory=dict)  # by source
     latencies: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class Pulse:
 
 
 class HashClient(Protocol):
-    """The commands that a backbone uses, as `redis.Redis` has them."""
+    """The commands of `redis.Redis` that are used."""
 
     def hset(self, name: str, key: str, value: str) -> object: ...
     def hdel(self, name: str, *keys: str) -> object: ...
@@ -60,34 +60,34 @@ class HashClient(Protocol):
 
 
 def publish_pulse(client: HashClient, fingerprint: str, backbone_id: str, pulse: Pulse) -> None:
-    """Write a backbone's field. The client's errors rise."""
+    """Write a backbone's field. Raises the client's errors."""
     client.hset(pulse_key(fingerprint), backbone_id, pack_pulse(pulse))
     client.expire(pulse_key(fingerprint), EXPIRY_S)
 
 
 def withdraw_pulse(client: HashClient, fingerprint: str, backbone_id: str) -> None:
-    """The backbone leaves. The client's errors rise."""
+    """Remove a backbone's field. Raises the client's errors."""
     client.hdel(pulse_key(fingerprint), backbone_id)
 
 
 def pack_pulse(pulse: Pulse) -> str:
-    """A field's value."""
+    """Pack a pulse as a field's value."""
     return json.dumps(asdict(pulse), separators=(",", ":"))
 
 
 def unpack_pulse(data: bytes | str) -> Pulse:
-    """What `pack_pulse` packed. Raises WireError for anything else."""
+    """Unpack a field's value. Raises WireError when it is malformed."""
     try:
         said: dict[str, Any] = json.loads(data)
         workers = {str(node): WorkerPulse(**facts) for node, facts in said.pop("workers").items()}
         latencies = {str(name): tuple(map(float, values)) for name, values in said.pop("latencies").items()}
         return Pulse(**said, workers=workers, latencies=latencies)
     except (ValueError, TypeError, LookupError, AttributeError) as error:
-        raise WireError(f"this is no backbone's pulse of this version: {type(error).__name__}: {error}") from error
+        raise WireError(f"not a pulse of this version: {type(error).__name__}: {error}") from error
 
 
 def fresh_pulses(fields: Iterable[bytes | str], now_s: float) -> list[Pulse]:
-    """Those that were written lately. What is malformed is left out: a backbone of another version."""
+    """Return the fresh pulses. Malformed ones, of backbones of another version, are left out."""
     found = []
     for data in fields:
         try:
@@ -100,7 +100,7 @@ def fresh_pulses(fields: Iterable[bytes | str], now_s: float) -> list[Pulse]:
 
 
 def joined_workers(pulses: Iterable[Pulse]) -> dict[str, WorkerPulse]:
-    """Each node over all backbones: rates add up, the shortest way counts, and what any of them doubts is in doubt."""
+    """Join each node over all backbones: rates add up, the shortest round trip counts, all must call it proven."""
     joined: dict[str, WorkerPulse] = {}
     for pulse in pulses:
         for node, seen in pulse.workers.items():

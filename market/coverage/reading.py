@@ -1,7 +1,7 @@
-"""The read side of coverage: which experts have how many replicas now, and who holds them.
+"""The read side of coverage: how many replicas each expert has now, and which workers hold them.
 
-For the backbone and the dashboard, in any process that has the same Redis; neither opens a model for it. Reading takes
-away what has ended first, so a worker that is silent past its lease is in no snapshot.
+For the dashboard and other readers in any process with the same Redis; they need no model file. A read removes
+expired workers and leases first, so no snapshot has a worker whose heartbeat has expired.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any, cast
 from redis import Redis
 
 from kvasir.experts import ExpertRange
-from market.coverage.codec import Counts, coverage_key, unpack_ranges
+from market.coverage.codec import coverage_key, unpack_counts, unpack_ranges, unpack_targets
 from market.coverage.model_facts import ModelFacts
+from market.coverage.scarcity import Counts
 from market.coverage.store import Clock, CoverageStore, unix_ms
-from market.coverage.target_store import targets_in
 from market.coverage.targets import TargetBounds
 
 _SHAPE_EXPIRY_S = 3600
@@ -24,13 +24,13 @@ _SHAPE_EXPIRY_S = 3600
 
 @dataclass(frozen=True, slots=True)
 class WorkerCoverage:
-    """One living worker: what it holds, until when it counts without another heartbeat, what it said of itself."""
+    """One live worker: the ranges that it holds, when its heartbeat expires, the facts that it stated."""
 
     worker_id: str
     ranges: tuple[ExpertRange, ...]
     expires_ms: int
     facts: dict[str, Any] = field(default_factory=dict)
-    since_ms: int | None = None  # Unix time of its first heartbeat since it was last gone
+    since_ms: int | None = None  # Unix time of its first heartbeat since its last absence
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,18 +41,18 @@ class CoverageSnapshot:
     name: str
     version: int
     replicas: Counts
-    pending: Counts  # promised, and not yet there
+    pending: Counts  # leased, and not yet held
     targets: Counts
-    workers: tuple[WorkerCoverage, ...]  # by id; empty unless they were asked for
+    workers: tuple[WorkerCoverage, ...]  # by id; empty unless asked for
 
     @property
     def n_lacking(self) -> int:
-        """Replicas that are missing below the targets, promises not counted."""
+        """The number of replicas missing below the targets; pending ones count as missing."""
         return int((self.targets - self.replicas).clip(min=0).sum())
 
 
 def announce_shape(store: CoverageStore) -> None:
-    """Let other processes read this model's coverage without its file."""
+    """Publish the model's shape, with which other processes read its coverage without the file."""
     facts = store.facts
     shape = {"name": facts.name, "n_expert": facts.n_expert, "expert_bytes": facts.expert_bytes}
     shape |= {"d_model": facts.d_model, "d_ff": facts.d_ff}
@@ -62,7 +62,7 @@ def announce_shape(store: CoverageStore) -> None:
 def snapshot(
     client: Redis, fingerprint: str, bounds: TargetBounds, *, with_workers: bool = False, clock: Clock = unix_ms
 ) -> CoverageSnapshot | None:
-    """What is covered now, or None when no site has traded this model lately. Redis's errors rise."""
+    """Return the coverage now, or None when no site has served this model lately. Raises Redis's errors."""
     packed = cast(Any, client.get(coverage_key(fingerprint, "shape")))
     if packed is None:
         return None
@@ -75,15 +75,15 @@ def snapshot(
 
 
 def snapshot_of(store: CoverageStore, bounds: TargetBounds, *, with_workers: bool = False) -> CoverageSnapshot:
-    """The same from an open store."""
+    """Return the coverage now, from an open store. Raises Redis's errors."""
     view = store.look()
     return CoverageSnapshot(
         fingerprint=store.facts.fingerprint,
         name=store.facts.name,
         version=view.version,
-        replicas=store.counts(view.counts),
-        pending=store.counts(view.pending),
-        targets=targets_in(view.targets, store.facts, bounds),
+        replicas=unpack_counts(view.counts, store.facts),
+        pending=unpack_counts(view.pending, store.facts),
+        targets=unpack_targets(view.targets, store.facts, bounds),
         workers=_workers(store) if with_workers else (),
     )
 

@@ -1,17 +1,17 @@
-"""Which range of experts a volunteer should take: the scarcest one that fits into its budget. Pure: arrays in, one out.
+"""The choice of a range for a volunteer: the scarcest one that fits into its budget. Pure: arrays in, one range out.
 
-The rule, with m = replicas that live or are promised, t = the target:
+The rule, with m = replicas, live and pending, and t = the target:
 
     scarcity of an expert = max(0, t - m) / t, in thousandths
-    score of a range      = sum of its experts' scarcities, and for each one without any replica more than the
+    score of a range      = sum of its experts' scarcities, plus for each expert without a replica more than the
                             scarcities of a whole layer: no expert gets its second replica while a range of uncovered
                             ones fits
-    range                 = the highest score among all runs of wanted experts of one layer, cut to what the budget
-                            holds at the layer's true bytes; among equals those that leave no odd rest of a run; then
-                            the tie
+    range                 = the highest score among all runs of wanted experts of one layer, cut to the number that the
+                            budget holds at the layer's true bytes; among equals those that start at a multiple of
+                            that number from their run's start; then the tie
 
-Wanted is an expert below its target that the volunteer does not hold already. So nothing is ever offered beyond its
-target, and neither is a layer without experts. Called by `market.coverage.leases`, which makes a choice binding.
+An expert is wanted when it is below its target and the volunteer does not hold it. So no choice exceeds a target or
+contains a layer without experts. Called by `market.coverage.leases`, which makes a choice binding.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from kvasir.experts import ExpertRange
 
 Counts = npt.NDArray[np.int64]  # [n_layer, n_expert]
 Mask = npt.NDArray[np.bool_]  # [n_layer, n_expert]
-Tie = Callable[[int], int]  # of so many equal candidates, in order of layer and expert, the number of one
+Tie = Callable[[int], int]  # from the number of equal candidates, in order of layer and expert, to the index of one
 
 THOUSANDTHS = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What a volunteer still has room for; None: no bound of that kind."""
+    """The room that a volunteer has left; None: no bound of that kind."""
 
     n_bytes: int | None = None
     n_experts: int | None = None
 
     def experts_that_fit(self, bytes_by_layer: npt.NDArray[np.int64], n_expert: int) -> npt.NDArray[np.int64]:
-        """How many experts of each layer fit, at most `n_expert`; 0 for layers without experts."""
+        """Return how many experts of each layer fit, at most `n_expert`; 0 for layers without experts."""
         fit = np.full(len(bytes_by_layer), n_expert, np.int64)
         if self.n_bytes is not None:
             fit = np.minimum(fit, max(0, self.n_bytes) // np.maximum(bytes_by_layer, 1))
@@ -49,8 +49,8 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
-    """A range that is wanted. `scarcity` is its experts' mean, `replicas` their fewest, `target` their largest."""
+class Choice:
+    """A wanted range. `scarcity` is its experts' mean, `replicas` their fewest, `target` their largest."""
 
     range: ExpertRange
     scarcity: float
@@ -59,12 +59,12 @@ class Offer:
 
 
 def scarcity_of(replicas: int, target: int) -> float:
-    """The published scarcity of experts with so many replicas, 0 to 1 in thousandths; 0 where none is wanted."""
+    """Return the published scarcity, 0 to 1 in thousandths; 0 without a target."""
     return round(max(0, target - replicas) / target, 3) if target > 0 else 0.0
 
 
 def first_candidate(_n_candidates: int) -> int:
-    """The plainest tie-break: the lowest layer and expert."""
+    """Break ties by the lowest layer and expert."""
     return 0
 
 
@@ -76,10 +76,11 @@ def choose(
     *,
     held: Mask | None = None,
     tie: Tie = first_candidate,
-) -> Offer | None:
-    """The range to offer, or None when nothing that is wanted fits. Same input, same tie: same answer.
+) -> Choice | None:
+    """Return the scarcest range that fits, or None when no wanted expert fits.
 
-    `replicas` counts what lives and what is promised; `held` marks what the volunteer has or was promised.
+    `replicas` has live and pending replicas [n_layer, n_expert]; `held` marks the experts that the volunteer holds or
+    has leased, [n_layer, n_expert].
     """
     wanted = (replicas < targets) & (bytes_by_layer > 0)[:, None]
     if held is not None:
@@ -99,13 +100,13 @@ def choose(
     in_step = best & ((experts - run_start) % np.maximum(fit, 1)[:, None] == 0)
     candidates = np.flatnonzero(in_step if in_step.any() else best)
     layer, start = divmod(int(candidates[tie(len(candidates)) % len(candidates)]), n_expert)
-    return _offer(ExpertRange(layer, start, int(stop[layer, start])), replicas, targets)
+    return _choice(ExpertRange(layer, start, int(stop[layer, start])), replicas, targets)
 
 
 def smallest_wanted_bytes(
     replicas: Counts, targets: Counts, bytes_by_layer: npt.NDArray[np.int64], held: Mask | None = None
 ) -> int | None:
-    """Bytes of the smallest expert that is wanted, or None when none is: why `choose` found nothing."""
+    """Return the bytes of the smallest wanted expert, or None when no expert is wanted: why `choose` found nothing."""
     wanted = (replicas < targets) & (bytes_by_layer > 0)[:, None]
     if held is not None:
         wanted &= ~held
@@ -122,7 +123,7 @@ def _cell_scores(replicas: Counts, targets: Counts) -> Counts:
 
 
 def _runs(wanted: Mask) -> tuple[Counts, Counts]:
-    """For each wanted cell the first expert of its run and the one after the last; undefined elsewhere."""
+    """Return, for each wanted cell, the start and stop of its run; undefined elsewhere."""
     n_expert = wanted.shape[1]
     experts = np.arange(n_expert)
     last_gap = np.maximum.accumulate(np.where(wanted, -1, experts), axis=1)
@@ -131,8 +132,8 @@ def _runs(wanted: Mask) -> tuple[Counts, Counts]:
     return last_gap + 1, next_gap
 
 
-def _offer(item: ExpertRange, replicas: Counts, targets: Counts) -> Offer:
+def _choice(item: ExpertRange, replicas: Counts, targets: Counts) -> Choice:
     cells = (item.layer, slice(item.start, item.stop))
     here, wanted = replicas[cells], targets[cells]
     scarcity = float(np.mean((wanted - here) / wanted))
-    return Offer(item, round(scarcity, 3), int(here.min()), int(wanted.max()))
+    return Choice(item, round(scarcity, 3), int(here.min()), int(wanted.max()))

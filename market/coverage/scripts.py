@@ -1,15 +1,15 @@
 """The scripts that change coverage inside Redis, each one atomic: a count is never wrong between two commands.
 
-Loaded by `market.coverage.store`, which names the arguments. KEYS are `coverage_codec.KEY_NAMES`; ARGV begins with
-n_layer, n_expert, the caller's clock in ms and the keys' expiry in ms.
+Loaded by `market.coverage.store`, which names the arguments. KEYS are those of `market.coverage.codec.KEY_NAMES`; ARGV
+begins with n_layer, n_expert, the caller's clock in ms and the keys' expiry in ms.
 """
 
 from __future__ import annotations
 
 _PRELUDE = """
-local counts, pending, holdings, beats, pledges, ends, facts, version, targets, since = unpack(KEYS)
+local counts, pending, holdings, beats, leases, ends, facts, version, targets, since = unpack(KEYS)
 local n_layer, n_expert, now, keep_ms = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
-local RANGE, PLEDGE, PLEDGE_RANGE = 6, 30, 8
+local RANGE, LEASE, LEASE_RANGE = 6, 30, 8
 local is_changed = false
 
 local function add(key, layer, start, stop, delta)
@@ -31,7 +31,7 @@ local function add_held(held, delta)
   end
 end
 
--- the counts that the ranges in a hash make together
+-- counts the ranges of all values of a hash
 local function counted(hash, size, offset)
   local width, steps = n_expert + 1, {}
   for i = 1, n_layer * width do steps[i] = 0 end
@@ -63,7 +63,7 @@ local function mend(key, right)
 end
 
 local function mend_both()
-  return mend(counts, counted(holdings, RANGE, 0)) + mend(pending, counted(pledges, PLEDGE, PLEDGE_RANGE))
+  return mend(counts, counted(holdings, RANGE, 0)) + mend(pending, counted(leases, LEASE, LEASE_RANGE))
 end
 
 local function make_whole()
@@ -71,14 +71,14 @@ local function make_whole()
   if redis.call('STRLEN', counts) ~= n_bytes or redis.call('STRLEN', pending) ~= n_bytes then mend_both() end
 end
 
--- keeps those pledges of a worker for which `judge` returns an end
-local function judge_pledges(worker, judge)
-  local promised = redis.call('HGET', pledges, worker)
-  if not promised then redis.call('ZREM', ends, worker) return end
+-- keeps the leases of a worker for which `judge` returns an end
+local function judge_leases(worker, judge)
+  local leased = redis.call('HGET', leases, worker)
+  if not leased then redis.call('ZREM', ends, worker) return end
   local kept, first = {}, nil
-  for i = 1, #promised, PLEDGE do
-    local id = string.sub(promised, i, i + 7)
-    local layer, start, stop, stop_ms, begin_ms = struct.unpack('<HHHdd', promised, i + 8)
+  for i = 1, #leased, LEASE do
+    local id = string.sub(leased, i, i + 7)
+    local layer, start, stop, stop_ms, begin_ms = struct.unpack('<HHHdd', leased, i + 8)
     local new_end = judge(id, layer, start, stop, stop_ms, begin_ms)
     if new_end then
       kept[#kept + 1] = id .. struct.pack('<HHHdd', layer, start, stop, new_end, begin_ms)
@@ -88,10 +88,10 @@ local function judge_pledges(worker, judge)
     end
   end
   if first then
-    redis.call('HSET', pledges, worker, table.concat(kept))
+    redis.call('HSET', leases, worker, table.concat(kept))
     redis.call('ZADD', ends, string.format('%.0f', first), worker)
   else
-    redis.call('HDEL', pledges, worker)
+    redis.call('HDEL', leases, worker)
     redis.call('ZREM', ends, worker)
   end
 end
@@ -107,7 +107,7 @@ end
 
 local function finish()
   if is_changed then
-    -- begins at the clock, so that a number never comes twice, not even after everything had expired
+    -- starts at the clock, so that no version repeats, even after all keys have expired
     if redis.call('EXISTS', version) == 0 then redis.call('SET', version, ARGV[3]) end
     redis.call('INCR', version)
   end
@@ -147,8 +147,8 @@ end
 local function is_renewed(id)
   for i = 1, #renewed, 8 do if string.sub(renewed, i, i + 7) == id then return true end end
 end
-if redis.call('HEXISTS', pledges, worker) == 1 then
-  judge_pledges(worker, function(id, layer, start, stop, stop_ms, begin_ms)
+if redis.call('HEXISTS', leases, worker) == 1 then
+  judge_leases(worker, function(id, layer, start, stop, stop_ms, begin_ms)
     if is_held(layer, start, stop) then return nil end
     if stop_ms > now and is_renewed(id) then return math.max(stop_ms, math.min(now + lease_ms, begin_ms + most_ms)) end
     return stop_ms
@@ -159,7 +159,7 @@ return {before == held and 0 or 1, redis.call('ZCARD', beats)}
 """
 )
 
-# limit -> how many workers were gone and pledges had ended, at most twice the limit
+# limit -> number of expired workers and of workers with an expired lease, at most twice the limit
 SWEEP = (
     _PRELUDE
     + """
@@ -169,7 +169,7 @@ for _, worker in ipairs(redis.call('ZRANGE', beats, '-inf', ARGV[3], 'BYSCORE', 
   n = n + 1
 end
 for _, worker in ipairs(redis.call('ZRANGE', ends, '-inf', ARGV[3], 'BYSCORE', 'LIMIT', 0, ARGV[5])) do
-  judge_pledges(worker, function(_, _, _, _, stop_ms) return stop_ms > now and stop_ms or nil end)
+  judge_leases(worker, function(_, _, _, _, stop_ms) return stop_ms > now and stop_ms or nil end)
   n = n + 1
 end
 finish()
@@ -177,18 +177,18 @@ return n
 """
 )
 
-# worker: all that it holds and was promised is gone
+# worker: removes its holdings and leases -> 1 when something has changed
 LEAVE = (
     _PRELUDE
     + """
 forget(ARGV[5])
-judge_pledges(ARGV[5], function() return nil end)
+judge_leases(ARGV[5], function() return nil end)
 finish()
 return is_changed and 1 or 0
 """
 )
 
-# worker -> {counts, pending, targets, version, held, promised, is anything due, ms until the first pledge ends}
+# worker -> {counts, pending, targets, version, held, leased, is anything due, ms until the first lease ends}
 LOOK = (
     _PRELUDE
     + """
@@ -196,7 +196,7 @@ finish()
 local first = redis.call('ZRANGE', ends, 0, 0, 'WITHSCORES')
 local wait_ms = first[2] and math.max(0, tonumber(first[2]) - now) or -1
 return {redis.call('GET', counts), redis.call('GET', pending), redis.call('GET', targets) or '', version_now(),
-  redis.call('HGET', holdings, ARGV[5]) or '', redis.call('HGET', pledges, ARGV[5]) or '',
+  redis.call('HGET', holdings, ARGV[5]) or '', redis.call('HGET', leases, ARGV[5]) or '',
   (is_due(beats) or is_due(ends)) and 1 or 0, wait_ms}
 """
 )
@@ -210,29 +210,29 @@ return {version_now(), (is_due(beats) or is_due(ends)) and 1 or 0}
 """
 )
 
-# worker, lease id, layer, start, stop, end ms, most pledges of a worker; as they were seen: counts, pending and targets
-# of the range, held, promised -> 1 promised, 0 something has changed, -1 the worker has too many pledges
+# worker, lease id, layer, start, stop, end ms, most leases of a worker; as in the view: counts, pending and targets
+# of the range, held, leased -> 1 leased, 0 something has changed, -1 the worker has too many leases
 CLAIM = (
     _PRELUDE
     + """
 local worker, id = ARGV[5], ARGV[6]
 local layer, start, stop = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
 local first, last = 2 * (layer * n_expert + start), 2 * (layer * n_expert + stop) - 1
-local promised = redis.call('HGET', pledges, worker) or ''
-if #promised >= PLEDGE * tonumber(ARGV[11]) then return -1 end
+local leased = redis.call('HGET', leases, worker) or ''
+if #leased >= LEASE * tonumber(ARGV[11]) then return -1 end
 if redis.call('GETRANGE', counts, first, last) ~= ARGV[12] or redis.call('GETRANGE', pending, first, last) ~= ARGV[13]
   or redis.call('GETRANGE', targets, first, last) ~= ARGV[14]
-  or (redis.call('HGET', holdings, worker) or '') ~= ARGV[15] or promised ~= ARGV[16] then return 0 end
+  or (redis.call('HGET', holdings, worker) or '') ~= ARGV[15] or leased ~= ARGV[16] then return 0 end
 add(pending, layer, start, stop, 1)
-local pledge = id .. struct.pack('<HHHdd', layer, start, stop, tonumber(ARGV[10]), now)
-redis.call('HSET', pledges, worker, promised .. pledge)
+local lease = id .. struct.pack('<HHHdd', layer, start, stop, tonumber(ARGV[10]), now)
+redis.call('HSET', leases, worker, leased .. lease)
 redis.call('ZADD', ends, 'LT', ARGV[10], worker)
 finish()
 return 1
 """
 )
 
-# -> how many of the two strings were not what the workers' ranges make
+# -> how many of counts and pending were wrong
 REBUILD = (
     _PRELUDE
     + """
@@ -242,7 +242,7 @@ return n
 """
 )
 
-# targets as a string -> 1 when they are others than before
+# targets as a string -> 1 when they have changed
 SET_TARGETS = (
     _PRELUDE
     + """
@@ -252,7 +252,7 @@ return n
 """
 )
 
-# KEYS: when it was last done; ARGV: now ms, period ms, expiry ms -> ms since the last time when it is due, else -1
+# KEYS: time of the last turn; ARGV: now ms, period ms, expiry ms -> ms since the last turn when one is due, else -1
 TURN = """
 local last, now = tonumber(redis.call('GET', KEYS[1]) or '0'), tonumber(ARGV[1])
 if now >= last and now - last < tonumber(ARGV[2]) then return -1 end

@@ -1,7 +1,7 @@
-"""Throughput over time: tokens and row-experts by source that all backbones did in each of the last seconds.
+"""Throughput over time: tokens of all backbones, and their row-experts by source.
 
-Each backbone appends what it did since the last time to the Redis stream `throughput:<fingerprint>`; entries older than
-KEEP_S leave it by themselves. The dashboard reads steps of STEP_S. Redis's errors rise.
+Each backbone appends its counts since its last entry to the Redis stream `throughput:<fingerprint>`, which drops
+entries older than KEEP_S. The dashboard reads steps of STEP_S. Functions raise Redis's errors.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ SERIES = ("tokens", "workers", "hot", "fallback")
 
 
 def throughput_key(fingerprint: str) -> str:
-    """The stream of a model."""
+    """Return the key of a model's stream."""
     return f"throughput:{fingerprint}"
 
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """Rates per second by name of SERIES, in steps of STEP_S that end at `end_s`; the oldest first."""
+    """Rates per second by name of SERIES, in steps of STEP_S that end at `end_s` (Unix seconds); the oldest first."""
 
     end_s: int
     rates: Mapping[str, tuple[float, ...]]
 
 
 def append_work(client: Redis, fingerprint: str, done: Mapping[str, int], now_s: float) -> None:
-    """What one backbone did since it was last asked, by name of SERIES; nothing is written for nothing."""
+    """Append a backbone's counts since its last entry, by name of SERIES; all zero writes nothing."""
     counts: Any = {name: done[name] for name in SERIES if done.get(name)}
     if not counts:
         return
@@ -45,7 +45,7 @@ def append_work(client: Redis, fingerprint: str, done: Mapping[str, int], now_s:
 
 
 def read_throughput(client: Redis, fingerprint: str, now_s: float) -> Throughput:
-    """The last KEEP_S in whole steps; the one that is under way is not part of it."""
+    """Return the last KEEP_S seconds in whole steps, without the step that has not ended yet."""
     end_s = int(now_s // STEP_S) * STEP_S
     first_ms, last_ms = (end_s - KEEP_S) * 1000, end_s * 1000 - 1
     entries: Any = client.xrange(throughput_key(fingerprint), str(first_ms), str(last_ms))
@@ -59,5 +59,5 @@ def read_throughput(client: Redis, fingerprint: str, now_s: float) -> Throughput
 
 
 def _text(value: bytes | str) -> str:
-    """Clients differ in whether they decode."""
+    """Return text for clients that decode and for those that do not."""
     return value.decode() if isinstance(value, bytes) else value

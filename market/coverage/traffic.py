@@ -1,7 +1,7 @@
 """Traffic on its way from backbones to the market: rows per second wanted of each expert, packed.
 
 Each backbone writes its own field of the Redis hash `traffic:<fingerprint>` about once a second; the market adds up
-what is fresh. This module is the codec, the names and a backbone's meter; it imports neither Redis nor Django.
+the fresh fields. This module is the codec, the key's name and a backbone's meter; it imports neither Redis nor Django.
 
     field: the backbone's id     value: f64 Unix time in seconds, then f32 rows/s [n_layer, n_expert], little-endian
 """
@@ -17,28 +17,28 @@ import numpy.typing as npt
 
 from kvasir.errors import WireError
 
-FRESH_S = 15.0  # what a backbone wrote before that is no longer its traffic
+FRESH_S = 15.0  # older fields are ignored
 METER_HALF_LIFE_S = 10.0
-EXPIRY_S = 60  # of the whole hash, when no backbone writes any more
+EXPIRY_S = 60  # of the whole hash, after the last write
 _TIME = struct.Struct("<d")
 
 Traffic = npt.NDArray[np.float32]  # rows/s [n_layer, n_expert]
 
 
 def traffic_key(fingerprint: str) -> str:
-    """The hash of a model's traffic."""
+    """Return the key of the hash of a model's traffic."""
     return f"traffic:{fingerprint}"
 
 
 def pack_traffic(traffic: Traffic, at_s: float) -> bytes:
-    """A field's value. Raises WireError for traffic that is negative or not finite."""
+    """Pack a field's value. Raises WireError for traffic that is negative or not finite."""
     if not np.isfinite(traffic).all() or (traffic < 0).any():
         raise WireError("traffic must be finite rows per second, 0 or more")
     return _TIME.pack(at_s) + traffic.astype("<f4").tobytes()
 
 
 def unpack_traffic(data: bytes, n_layer: int, n_expert: int) -> tuple[float, Traffic]:
-    """(Unix time in seconds, rows/s [n_layer, n_expert]). Raises WireError for anything else."""
+    """Return (Unix time in seconds, rows/s [n_layer, n_expert]). Raises WireError for malformed bytes."""
     wanted = _TIME.size + 4 * n_layer * n_expert
     if len(data) != wanted:
         raise WireError(f"traffic has {len(data)} bytes; {wanted} are needed for {n_layer} x {n_expert} experts")
@@ -49,7 +49,7 @@ def unpack_traffic(data: bytes, n_layer: int, n_expert: int) -> tuple[float, Tra
 
 
 def total_traffic(fields: Iterable[bytes], n_layer: int, n_expert: int, now_s: float) -> Traffic:
-    """The sum over backbones that wrote lately. What is malformed is left out: a backbone of another version."""
+    """Return the sum of the fresh fields. Malformed fields, of backbones of another version, are left out."""
     total = np.zeros((n_layer, n_expert), np.float32)
     for data in fields:
         try:
@@ -62,20 +62,20 @@ def total_traffic(fields: Iterable[bytes], n_layer: int, n_expert: int, now_s: f
 
 
 class HashClient(Protocol):
-    """The two commands that are used, as `redis.Redis` has them."""
+    """The two commands of `redis.Redis` that are used."""
 
     def hset(self, name: str, key: str, value: bytes) -> object: ...
     def expire(self, name: str, time: int) -> object: ...
 
 
 class TrafficMeter:
-    """A backbone's own traffic: from calls counted since the last time to rows per second, as a moving average."""
+    """A backbone's own traffic: a moving average of rows per second, from counts."""
 
     def __init__(self, n_layer: int, n_expert: int) -> None:
         self.traffic: Traffic = np.zeros((n_layer, n_expert), np.float32)
 
     def update(self, calls: npt.NDArray[np.int64], elapsed_s: float) -> Traffic:
-        """The average after `calls` [n_layer, n_expert] in the last `elapsed_s`, which is above 0."""
+        """Return the average after `calls` [n_layer, n_expert] in the last `elapsed_s` seconds, above 0."""
         share = np.float32(1.0 - 2.0 ** (-elapsed_s / METER_HALF_LIFE_S))
         rate = (calls / elapsed_s).astype(np.float32)
         self.traffic = (self.traffic + (rate - self.traffic) * share).astype(np.float32)
@@ -83,6 +83,6 @@ class TrafficMeter:
 
 
 def publish_traffic(client: HashClient, fingerprint: str, backbone_id: str, traffic: Traffic, at_s: float) -> None:
-    """Write a backbone's field. The client's errors rise."""
+    """Write a backbone's field. Raises the client's errors."""
     client.hset(traffic_key(fingerprint), backbone_id, pack_traffic(traffic, at_s))
     client.expire(traffic_key(fingerprint), EXPIRY_S)

@@ -1,4 +1,4 @@
-"""What work is worth and who was paid: receipts, quotes, double-entry postings, reports.
+"""The ledger of rewards: receipts, quotes, double-entry postings, reports.
 
 The backbone's process enters by `receipts`, the market's API by `rewards_api`.
 It never changes a row that was written.

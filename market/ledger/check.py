@@ -1,6 +1,6 @@
-"""Looks whether the ledger is as it must be, and says what is not. `manage.py verify_ledger` runs it.
+"""The check of the ledger's invariants. `manage.py verify_ledger` runs it.
 
-Every statement looks at one moment of its own, so the site may go on writing. Nothing here changes a row.
+Every statement is consistent in itself, so the site may write meanwhile. Nothing here changes a row.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ORPHANS = (
     "LEFT JOIN market_ledgeraccount account ON account.id = entry.account_id "
     "WHERE event.id IS NULL OR account.id IS NULL"
 )
-# what entries say of a kind of event, and what the days of work say: in one statement, so that both are of one moment
+# the sum of a type of event by entries, and by days of work: in one statement, so that both are of one moment
 _DAYS = (
     "SELECT (SELECT COALESCE(SUM(entry.microcredits), 0) FROM market_ledgerentry entry "
     "JOIN market_ledgerevent event ON event.id = entry.event_id "
@@ -36,7 +36,7 @@ _DAYS = (
 
 @dataclass(frozen=True, slots=True)
 class LedgerReport:
-    """What was looked at, and what is wrong: nothing, in a sound ledger."""
+    """The counts of checked rows, and the findings: none in a sound ledger."""
 
     n_events: int
     n_entries: int
@@ -47,12 +47,12 @@ class LedgerReport:
 
     @property
     def is_sound(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether there is no finding."""
         return self.n_findings == 0
 
 
 def check_ledger(on_progress: Callable[[int], None] = lambda n_events: None) -> LedgerReport:
-    """Look at everything. `on_progress` hears how many further events were looked at."""
+    """Check all rows. `on_progress` receives the number of events checked since its last call."""
     found = [*_events(on_progress), *_orphans(), *_balances(), *_days()]
     return LedgerReport(
         n_events=LedgerEvent.objects.count(),
@@ -65,12 +65,12 @@ def check_ledger(on_progress: Callable[[int], None] = lambda n_events: None) -> 
 
 
 def n_events() -> int:
-    """How many events `check_ledger` will look at."""
+    """Return the number of events that `check_ledger` will check."""
     return LedgerEvent.objects.count()
 
 
 def _events(on_progress: Callable[[int], None]) -> Iterator[str]:
-    """Every event sums to zero and has the accounts of its kind."""
+    """Check that every event sums to zero and has the accounts of its type."""
     last = LedgerEvent.objects.aggregate(last=Max("pk"))["last"] or 0
     for first in range(1, last + 1, EVENTS_PER_STEP):
         rows = (
@@ -91,14 +91,14 @@ def _events(on_progress: Callable[[int], None]) -> Iterator[str]:
             if total:
                 yield f"event {event_id}: its entries sum to {total}, not to zero"
             if entry_type not in set(EntryType):
-                yield f"event {event_id}: there is no kind {entry_type!r}"
+                yield f"event {event_id}: unknown type {entry_type!r}"
             if n_wrong_sign:
-                yield f"event {event_id}: {n_wrong_sign} entries are none that {entry_type} emits"
+                yield f"event {event_id}: {n_wrong_sign} entries are not allowed for type {entry_type}"
         on_progress(looked_at)
 
 
 def _wrong_sign() -> Q:
-    """Entries that their kind of event never emits."""
+    """Return the condition for entries that their type of event never has."""
     treasury, withheld = Q(entries__account__name=TREASURY), Q(entries__account__name=WITHHELD)
     is_gain = Q(entries__microcredits__gt=0)
     earned = Q(entry_type=EntryType.EARNED) & ((treasury & is_gain) | (~treasury & ~is_gain) | withheld)
@@ -107,7 +107,7 @@ def _wrong_sign() -> Q:
 
 
 def _orphans() -> Iterator[str]:
-    """Every entry is part of an event and of an account."""
+    """Check that every entry has its event and its account."""
     with connection.cursor() as cursor:
         cursor.execute(_ORPHANS)
         for (key,) in cursor.fetchall():
@@ -115,13 +115,13 @@ def _orphans() -> Iterator[str]:
 
 
 def _balances() -> Iterator[str]:
-    """Every balance is the sum of its entries."""
+    """Check that every balance is the sum of its entries."""
     for _, name, total, held in wrong_balances():
-        yield f"account {name}: its balance is {held}, its entries sum to {total} (--rebuild makes it anew)"
+        yield f"account {name}: its balance is {held}, its entries sum to {total} (--rebuild corrects it)"
 
 
 def _days() -> Iterator[str]:
-    """The days of work that owners are shown are what the ledger paid and withheld."""
+    """Check that the days of work agree with the amounts that the ledger paid and withheld."""
     for entry_type, is_paid in ((EntryType.EARNED, 1), (EntryType.WITHHELD, 0)):
         with connection.cursor() as cursor:
             cursor.execute(_DAYS, [entry_type.value, TREASURY, is_paid])

@@ -1,4 +1,4 @@
-"""The ledger's vocabulary, pure: kinds of events, the postings that each emits, and when an event is sound.
+"""The ledger's events, pure: their types, the postings of each type, and when an event is sound.
 
 `market.ledger.rewards` makes events, `market.ledger.posting` writes them. Microcredits are whole numbers; no float is
 ever money.
@@ -12,31 +12,31 @@ from enum import StrEnum
 
 from kvasir.errors import KvasirError
 
-TREASURY = "treasury"  # what the site has given out, as a negative number
-WITHHELD = "withheld"  # what was not paid after lies
+TREASURY = "treasury"  # the source of all rewards: its balance is minus the sum of all others
+WITHHELD = "withheld"  # work that was not paid after lies
 MOST_MICROCREDITS = 1 << 62
 
 
 class LedgerError(KvasirError):
-    """An event that the ledger does not take: the message says why. Sending it again does not help."""
+    """An event that the ledger refuses, with the reason. A retry does not help."""
 
 
 class EntryType(StrEnum):
-    """What an event is about. Each docstring names the postings."""
+    """The type of an event. Each docstring names the postings."""
 
     EARNED = "earned"
     """Verified work of one batch. Treasury: minus the sum. Each owner: plus what its nodes earned."""
 
     WITHHELD = "withheld"
-    """Work of one batch that a proven lie left unvouched. Treasury: minus the sum. Withheld: plus the sum."""
+    """Work of one batch that is not paid after a proven lie. Treasury: minus the sum. Withheld: plus the sum."""
 
     REVERSED = "reversed"
-    """An operator's correction. Every account of the reversed event: its amount with the other sign."""
+    """An operator's correction. Every account of the reversed event: minus its amount."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Postings by account that belong together. `event_id` is made from what happened, so a replay has the same."""
+    """Postings by account that belong together. `event_id` is derived from the cause, so a replay has the same id."""
 
     event_id: str
     entry_type: EntryType
@@ -45,17 +45,17 @@ class Event:
 
 
 def owner_account(account_id: str) -> str:
-    """The ledger account of somebody who owns nodes."""
+    """Return the ledger account of an owner of nodes."""
     return f"owner:{account_id}"
 
 
 def node_account(node_id: str) -> str:
-    """The ledger account of a node that nobody owns: its token was issued by hand."""
+    """Return the ledger account of a node without an owner: its token was issued by an operator."""
     return f"node:{node_id}"
 
 
 def make_event(event_id: str, entry_type: EntryType, postings: Iterable[tuple[str, int]], note: str = "") -> Event:
-    """Sum postings by account and leave out what is zero. Raises LedgerError as `check` does."""
+    """Return an event with the non-zero sums of postings by account. Raises LedgerError as `check` does."""
     sums: dict[str, int] = {}
     for account, microcredits in postings:
         sums[account] = sums.get(account, 0) + microcredits
@@ -65,18 +65,21 @@ def make_event(event_id: str, entry_type: EntryType, postings: Iterable[tuple[st
 
 
 def check(event: Event) -> None:
-    """Raises LedgerError unless all amounts are whole, none is zero or too large, and they sum to zero."""
+    """Raise LedgerError unless all amounts are whole numbers within bounds, not zero, and sum to zero."""
     for account, microcredits in event.postings.items():
         if type(microcredits) is not int or not 0 < abs(microcredits) < MOST_MICROCREDITS:
-            raise LedgerError(f"event {event.event_id}: {microcredits!r} for {account} is no amount of microcredits")
+            raise LedgerError(f"event {event.event_id}: {microcredits!r} for {account} is not a valid amount")
     total = sum(event.postings.values())
     if total:
         raise LedgerError(f"event {event.event_id}: its postings sum to {total}, not to zero")
 
 
 def reversal(event: Event, reason: str) -> Event:
-    """The event that undoes another. Its id names that one, so nothing is undone twice."""
+    """Return the event that reverses another. Its id has the other's, so nothing is reversed twice.
+
+    Raises LedgerError for a reversal.
+    """
     if event.entry_type is EntryType.REVERSED:
-        raise LedgerError(f"event {event.event_id} is a reversal itself: record what is right instead")
+        raise LedgerError(f"event {event.event_id} is a reversal itself: post a new event instead")
     undone = {account: -microcredits for account, microcredits in event.postings.items()}
     return Event(f"reversed:{event.event_id}", EntryType.REVERSED, undone, reason)

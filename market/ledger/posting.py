@@ -1,8 +1,7 @@
-"""The double-entry ledger in SQL: post events, read balances, make balances anew. Nothing else writes its tables.
+"""The double-entry ledger in SQL: post events, read balances, rebuild balances. Nothing else writes its tables.
 
 Called by `market.ledger.receipts`, `market.ledger.rewards_report` and `manage.py verify_ledger`. Functions block on
-SQL; `post` runs inside the caller's transaction, so that an event and what it is about are written together or not at
-all.
+SQL. `post` runs inside the caller's transaction, so that an event and its cause are written together or not at all.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from django.db.models.functions import Coalesce
 
 from market.ledger.entries import EntryType, Event, LedgerError, check, reversal
 from market.models.ledger import LedgerAccount, LedgerBalance, LedgerEntry, LedgerEvent
-from market.sql_retry import in_transaction
+from market.sql import in_transaction
 
 _ADD = (
     "INSERT INTO market_ledgerbalance (account_id, microcredits) VALUES (%s, %s) ON CONFLICT (account_id) "
@@ -24,9 +23,9 @@ _ADD = (
 
 
 def post(event: Event) -> bool:
-    """Write an event with its entries, and move the balances. False when it was written before.
+    """Write an event with its entries, and update the balances. Returns False when it was written before.
 
-    Raises LedgerError for an event that does not sum to zero, or whose id has other postings already.
+    Raises LedgerError for an event that does not sum to zero, or whose id was written with other postings.
     """
     check(event)
     before = stored_event(event.event_id)
@@ -48,7 +47,7 @@ def post(event: Event) -> bool:
 
 
 def stored_event(event_id: str) -> Event | None:
-    """An event as it was written, or None."""
+    """Return an event as it was written, or None."""
     row = LedgerEvent.objects.filter(event_id=event_id).first()
     if row is None:
         return None
@@ -57,7 +56,7 @@ def stored_event(event_id: str) -> Event | None:
 
 
 def reverse(event_id: str, reason: str) -> bool:
-    """Undo an event by a further one. False when that was done before. Raises LedgerError for an unknown id."""
+    """Reverse an event by a further one. Returns False if that was done before. Raises LedgerError if it is unknown."""
 
     def undo() -> bool:
         event = stored_event(event_id)
@@ -69,12 +68,12 @@ def reverse(event_id: str, reason: str) -> bool:
 
 
 def balance(account: str) -> int:
-    """Microcredits of an account by name; 0 for one that has never had any."""
+    """Return the microcredits of an account by name; 0 for an unknown one."""
     return LedgerBalance.objects.filter(account__name=account).values_list("microcredits", flat=True).first() or 0
 
 
 def rebuild_balances() -> int:
-    """Make all balances anew from the entries; returns how many were wrong."""
+    """Recompute wrong balances from the entries. Returns how many were wrong."""
 
     def rebuild() -> int:
         wrong = wrong_balances()
@@ -86,7 +85,7 @@ def rebuild_balances() -> int:
 
 
 def wrong_balances() -> list[tuple[int, str, int, int]]:
-    """Accounts whose balance is not the sum of their entries: (id, name, sum, balance). One statement: one moment."""
+    """Return accounts whose balance is not the sum of their entries: (id, name, sum, balance), by one statement."""
     rows = LedgerAccount.objects.annotate(total=Coalesce(Sum("entries__microcredits"), 0)).values_list(
         "id", "name", "total", "balance__microcredits"
     )
@@ -94,7 +93,7 @@ def wrong_balances() -> list[tuple[int, str, int, int]]:
 
 
 def _accounts(names: Iterable[str]) -> dict[str, int]:
-    """Ids of accounts by name; what is new is made."""
+    """Return the ids of accounts by name; missing accounts are created."""
     wanted = sorted(names)
     known = dict(LedgerAccount.objects.filter(name__in=wanted).values_list("name", "id"))
     missing = [LedgerAccount(name=name) for name in wanted if name not in known]

@@ -1,7 +1,7 @@
-"""Record what backbones settled: a batch of receipts becomes days of work and ledger events in one transaction.
+"""Record batches of receipts: each becomes days of work and ledger events in one transaction.
 
-Called by `backbone.process.receipt_flush`. A batch counts once, whoever sends it, how often, in whatever order batches
-come. Only nodes with a worker's token are paid; receipts of anybody else (workers dialled at an address) are left out.
+Called by `backbone.process.receipt_flush`. A batch counts once, independent of its sender, of repeats and of the order
+of batches. Only nodes with a worker's token are paid; receipts of workers dialled at an address are left out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from market.models.ledger import RecordedBatch
 from market.models.nodes import NodeToken
 from market.nodes.tokens import TokenScope
 from market.settings import MarketSettings
-from market.sql_retry import MOST_NAMES, in_transaction
+from market.sql import in_transaction, name_batches
 
 logger = logging.getLogger(__name__)
 
@@ -35,15 +35,15 @@ _ADD = (
 
 
 def record(batch: WorkBatch) -> bool:
-    """Count a batch. False when it was counted before: then nothing has changed.
+    """Record a batch. Returns False when it was recorded before; nothing changes then.
 
-    Raises LedgerError when its id was used for another batch or an amount cannot be (sending it again does not help),
-    and django.db.Error when SQL cannot be written now.
+    Raises LedgerError when its id was used for another batch or an amount is invalid (a retry does not help), and
+    django.db.Error when SQL cannot be written now.
     """
     try:
         return in_transaction(lambda: _record(batch))
     except IntegrityError:
-        # another writer had the same batch at the same moment, and was first
+        # another writer recorded the same batch at the same time
         if not _was_recorded(batch):
             raise
         return False
@@ -55,8 +55,8 @@ def _record(batch: WorkBatch) -> bool:
     RecordedBatch.objects.create(batch_id=batch.batch_id, digest=batch.digest)
     accounts = accounts_of(receipt.node_id for receipt in batch.receipts)
     known = WorkBatch(batch.batch_id, tuple(item for item in batch.receipts if item.node_id in accounts))
-    if len(known.receipts) < len(batch.receipts):
-        logger.info("batch %s: %d receipts are of no node", batch.batch_id, len(batch.receipts) - len(known.receipts))
+    if n_left_out := len(batch.receipts) - len(known.receipts):
+        logger.info("batch %s: %d receipts are not of worker nodes and are left out", batch.batch_id, n_left_out)
     priced = price(known, quotes_of(accounts), MarketSettings.from_django().rate_microcredits)
     posted = events(batch.batch_id, priced, accounts)
     _add_days(priced)
@@ -66,10 +66,10 @@ def _record(batch: WorkBatch) -> bool:
 
 
 def accounts_of(node_ids: Iterable[str]) -> dict[str, str]:
-    """The ledger account that each node earns for. Who is no worker node is left out."""
-    wanted, found = sorted(set(node_ids)), dict[str, str]()
-    for first in range(0, len(wanted), MOST_NAMES):
-        rows = NodeToken.objects.filter(public_id__in=wanted[first : first + MOST_NAMES], scope=TokenScope.WORKER)
+    """Return the ledger account of each node. Ids that are not of worker nodes are left out."""
+    found: dict[str, str] = {}
+    for names in name_batches(node_ids):
+        rows = NodeToken.objects.filter(public_id__in=names, scope=TokenScope.WORKER)
         for node_id, account_id in rows.values_list("public_id", "account__public_id"):
             found[node_id] = owner_account(account_id) if account_id else node_account(node_id)
     return found
@@ -83,7 +83,7 @@ def _was_recorded(batch: WorkBatch) -> bool:
 
 
 def _add_days(priced: Sequence[Priced]) -> None:
-    """Add to the days, in one order for all writers so that no two wait for each other."""
+    """Add to the days of work. All writers use the same order of rows, so that they do not deadlock."""
     rows: Counter[tuple[str, int, str, int, int, int, str]] = Counter()
     pay: Counter[tuple[str, int, str, int, int, int, str]] = Counter()
     for work in priced:

@@ -1,11 +1,11 @@
-"""From receipts to money, pure: what a receipt is worth, and a batch's events (docs/reference/rewards.md).
+"""From receipts to credits, pure: the worth of a receipt, and the events of a batch (docs/reference/rewards.md).
 
-    rate of an expert    = the newest quote for the node that holds it, given no later than the work; else the base
+    rate of an expert    = the newest quote for the node that holds it, not later than the work; else the base
     rate of a receipt    = mean over the experts of its range
     pay                  = row-experts x rate, rounded down once for each receipt
 
-`market.ledger.receipts` finds quotes and owners in SQL and calls this. The same batch with the same quotes gives the
-same events, in whatever order receipts come.
+`market.ledger.receipts` reads quotes and owners from SQL and calls this. The same batch with the same quotes gives the
+same events, independent of the order of receipts.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from market.ledger.work_batch import WorkBatch, WorkReceipt
 
 @dataclass(frozen=True, slots=True)
 class Quote:
-    """A rate that a node was promised with a lease for experts [start, stop) of a layer."""
+    """The rate of a node's lease for experts [start, stop) of a layer."""
 
     fingerprint: str
     layer: int
     start: int
     stop: int
     microcredits_per_row: int
-    at: float  # unix seconds
+    at: float  # Unix seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Priced:
-    """A receipt and what it is worth. When the receipt has a reason, this is what it would have been."""
+    """A receipt and its worth, paid unless the receipt has a reason."""
 
     receipt: WorkReceipt
     microcredits: int
 
 
 def microcredits_of(receipt: WorkReceipt, quotes: Iterable[Quote], base_rate: int) -> int:
-    """What a receipt is worth. `quotes` are the node's, of any place and time."""
+    """Return the worth of a receipt. `quotes` are those of its node, for any range and time."""
     rates = [base_rate] * (receipt.stop - receipt.start)
     for quote in sorted(quotes, key=lambda quote: (quote.at, quote.microcredits_per_row)):
         if (quote.fingerprint, quote.layer) != (receipt.fingerprint, receipt.layer) or quote.at > receipt.at:
@@ -51,7 +51,7 @@ def microcredits_of(receipt: WorkReceipt, quotes: Iterable[Quote], base_rate: in
 
 
 def price(batch: WorkBatch, quotes: Mapping[str, Sequence[Quote]], base_rate: int) -> list[Priced]:
-    """What each receipt of a batch is worth. `quotes` are by node."""
+    """Return each receipt of a batch with its worth. `quotes` are by node."""
     return [
         Priced(receipt, microcredits_of(receipt, quotes.get(receipt.node_id, ()), base_rate))
         for receipt in batch.receipts
@@ -59,7 +59,7 @@ def price(batch: WorkBatch, quotes: Mapping[str, Sequence[Quote]], base_rate: in
 
 
 def events(batch_id: str, priced: Sequence[Priced], accounts: Mapping[str, str]) -> list[Event]:
-    """The events of a batch, without those that move nothing. `accounts` are by node. Raises LedgerError."""
+    """Return the events of a batch, without empty ones. `accounts` are by node. Raises LedgerError."""
     for work in priced:
         if work.receipt.node_id not in accounts:
             raise LedgerError(f"batch {batch_id}: node {work.receipt.node_id} has no account")

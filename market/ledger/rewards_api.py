@@ -1,4 +1,4 @@
-"""GET /api/rewards, its entries and the leaderboard (docs/reference/rewards.md). `market.api` mounts it."""
+"""The routes of GET /api/rewards, of its entries and of the leaderboard. `market.api` mounts them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from ninja import Query, Router, Schema
 from pydantic import Field
 
-from market.ledger.pages import MOST_EARNERS, Leaderboard, account_name, entries
-from market.ledger.rewards_report import Asker, Page, rewards
+from market.ledger.rewards_report import MOST_EARNERS, Asker, Leaderboard, Page, entries, rewards
 from market.nodes import identity
 from market.nodes.access import bearer
 from market.nodes.node_auth import NodeAuth, charge_address
@@ -23,7 +22,7 @@ leaderboard = Leaderboard()
 
 
 class RewardsQuery(Schema):
-    """What may be asked."""
+    """Parameters of GET /api/rewards."""
 
     limit: Annotated[int, Field(ge=1, le=1000)] = 100
     cursor: Annotated[str, Field(max_length=40)] = ""
@@ -35,14 +34,14 @@ class RewardsQuery(Schema):
 
 @router.get("/rewards")
 async def get_rewards(request: HttpRequest, query: Query[RewardsQuery]) -> HttpResponse:
-    """Days of work, the newest first: with an account's key all its nodes', with a node's token its own."""
+    """Return days of work, the newest first: of all nodes of an account's key, or of one node's token."""
     asker = await _asker(request)
     page = Page(query.limit, query.cursor, query.since, query.until, query.node, query.paid)
     return _private(await sync_to_async(rewards)(asker, page))
 
 
 class EntriesQuery(Schema):
-    """What may be asked of the ledger."""
+    """Parameters of GET /api/rewards/entries."""
 
     limit: Annotated[int, Field(ge=1, le=1000)] = 100
     cursor: Annotated[str, Field(max_length=40)] = ""
@@ -50,25 +49,19 @@ class EntriesQuery(Schema):
 
 @router.get("/rewards/entries")
 async def get_entries(request: HttpRequest, query: Query[EntriesQuery]) -> HttpResponse:
-    """Entries of the asker's ledger account, the newest first."""
-    asker = await _asker(request)
-    if asker.account is not None:
-        name = account_name(account_id=asker.account.public_id)
-    else:
-        node = asker.node
-        name = account_name(node_id=node.public_id if node else "", owner_of_node=(node and node.account_id) or "")
-    return _private(await sync_to_async(entries)(name, query.limit, query.cursor))
+    """Return the entries of the asker's ledger account, the newest first."""
+    return _private(await sync_to_async(entries)(await _asker(request), query.limit, query.cursor))
 
 
 class LeaderboardQuery(Schema):
-    """How many of the top."""
+    """Parameters of GET /api/leaderboard."""
 
     limit: Annotated[int, Field(ge=1, le=MOST_EARNERS)] = 10
 
 
 @router.get("/leaderboard")
 async def get_leaderboard(request: HttpRequest, query: Query[LeaderboardQuery]) -> HttpResponse:
-    """Who has earned the most. Anybody may ask."""
+    """Return the accounts that have earned the most. Needs no token."""
     await charge_address(request, service())
     response = JsonResponse(await sync_to_async(leaderboard.top)(query.limit))
     response["Cache-Control"] = "public, max-age=10"
@@ -76,11 +69,11 @@ async def get_leaderboard(request: HttpRequest, query: Query[LeaderboardQuery]) 
 
 
 async def _asker(request: HttpRequest) -> Asker:
-    """By an account's key or a node's token. Raises MarketError 401 or 429."""
+    """Return the asker, by an account's key or a node's token. Raises MarketError or TokenRefusedError."""
     if bearer(request).startswith(f"{identity.ACCOUNT_PREFIX}-"):
         await charge_address(request, service())
-        return Asker(account=await sync_to_async(identity.account_of)(bearer(request)))
-    return Asker(account=None, node=await _node_auth(request))
+        return await sync_to_async(identity.account_of)(bearer(request))
+    return await _node_auth(request)
 
 
 def _private(answer: dict[str, Any]) -> HttpResponse:

@@ -1,8 +1,7 @@
-"""Receipts on their way from a backbone to the ledger: a batch, its id, and the one JSON line that it is written as.
+"""Receipts on their way from a backbone to the ledger: a batch with an id, written as one JSON line.
 
 Made by `backbone.process.receipt_flush`, kept by `backbone.process.receipt_spool`, recorded by
-`market.ledger.receipts`. Plain values: no Django, no engine. A batch's id never changes, so it can be sent as often as
-one likes.
+`market.ledger.receipts`. Plain values: no Django, no engine. A batch keeps its id, so repeats are harmless.
 """
 
 from __future__ import annotations
@@ -23,12 +22,15 @@ LONGEST_REASON = 200
 
 
 class WorkError(KvasirError):
-    """A batch that is not one: the message names what is wrong. Sending it again does not help."""
+    """An invalid batch; the message names the wrong value. A retry does not help."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkReceipt:
-    """Row-experts that a node computed for one range of experts; to be paid unless there is a `reason`."""
+    """Row-experts that a node computed for one range of experts, as one backbone settled them; unpaid with a `reason`.
+
+    It is the fact that comes in; `market.models.work.WorkDay` is the sum of all receipts of a day, with their pay.
+    """
 
     node_id: str
     fingerprint: str
@@ -36,8 +38,8 @@ class WorkReceipt:
     start: int
     stop: int
     row_experts: int
-    at: float  # unix seconds of the last of them
-    reason: str = ""  # why it is not paid
+    at: float  # Unix seconds of the last row
+    reason: str = ""  # of not paying it
 
     def __post_init__(self) -> None:
         """Raises WorkError."""
@@ -48,19 +50,19 @@ class WorkReceipt:
         if any(type(number) is not int for number in numbers) or not math.isfinite(self.at) or self.at < 0:
             raise WorkError(f"receipt of node {self.node_id}: {numbers} and {self.at!r} must be numbers")
         if not (0 <= self.layer < 1 << 31 and 0 <= self.start < self.stop <= MOST_EXPERTS):
-            raise WorkError(f"receipt of node {self.node_id}: {self.layer}:{self.start}-{self.stop} is no range")
+            raise WorkError(f"receipt of node {self.node_id}: {self.layer}:{self.start}-{self.stop} is not a range")
         if not 0 < self.row_experts <= MOST_ROW_EXPERTS:
-            raise WorkError(f"receipt of node {self.node_id}: {self.row_experts} row-experts, 1 to 2^40 are possible")
+            raise WorkError(f"receipt of node {self.node_id}: {self.row_experts} row-experts, 1 to 2^40 are allowed")
 
     @property
     def day(self) -> int:
-        """Days since 1970-01-01 UTC."""
+        """Days from 1970-01-01 UTC to `at`."""
         return int(self.at // DAY_S)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkBatch:
-    """What one backbone settled in a few seconds. `batch_id` is the backbone's id and a counter."""
+    """The receipts that one backbone settled in a few seconds. `batch_id` is the backbone's id and a counter."""
 
     batch_id: str
     receipts: tuple[WorkReceipt, ...]
@@ -71,13 +73,13 @@ class WorkBatch:
             raise WorkError(f"batch id {self.batch_id!r}: 1 to {LONGEST_BATCH_ID} characters are needed")
 
     def to_json(self) -> str:
-        """One line; equal batches give equal lines."""
+        """Return the batch as one line; equal batches give equal lines."""
         values = {"batch_id": self.batch_id, "receipts": [asdict(receipt) for receipt in self.receipts]}
         return json.dumps(values, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str) -> WorkBatch:
-        """Read what `to_json` wrote. Raises WorkError for anything else."""
+        """Parse a line of `to_json`. Raises WorkError when it is malformed."""
         try:
             values = json.loads(text)
             receipts = tuple(WorkReceipt(**receipt) for receipt in values.pop("receipts"))
@@ -88,5 +90,5 @@ class WorkBatch:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the batch, to tell a replay from another batch with the same id."""
+        """The SHA-256 of the batch: a replay has the same one, another batch with the same id does not."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()

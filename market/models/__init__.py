@@ -1,7 +1,7 @@
-"""The market's rows in SQL, in one Django app: nodes and accounts, work, the ledger.
+"""The market's tables, of one Django app: nodes and accounts, work, the ledger.
 
-The market's own rooms enter; other packages ask those rooms.
-It holds no decisions: rules are pure functions elsewhere.
+The market's other rooms enter; packages outside call those rooms.
+It never decides anything: rules are pure functions elsewhere.
 """
 
 from market.models import ledger, nodes, work

@@ -1,7 +1,7 @@
-"""The market's rows in SQL: accounts, the nodes that they own, invites. Those of the ledger are imported for Django.
+"""Accounts, their nodes and invites in SQL.
 
-`market.nodes.tokens` and `market.nodes.identity` read and write them. The text of a token, an account's key or an
-invite is never stored, only its SHA-256.
+`market.nodes.tokens` and `market.nodes.identity` read and write them. Of a token, an account's key or an invite, only
+the SHA-256 is stored.
 """
 
 from __future__ import annotations
@@ -10,11 +10,9 @@ from typing import ClassVar
 
 from django.db import models
 
-from market.models import ledger as ledger_models  # noqa: F401  # Django looks for an app's models here
-
 
 class Account(models.Model):
-    """Who owns nodes and earns for their work. Its key registers further nodes and takes them back."""
+    """An owner of nodes, which earns for their work. Its key registers further nodes and revokes them."""
 
     public_id = models.CharField(max_length=16, unique=True)
     digest = models.BinaryField(max_length=32)
@@ -27,10 +25,10 @@ class Account(models.Model):
 
 
 class NodeToken(models.Model):
-    """A node and its token: which role it may take, until when, and whether it was taken back.
+    """A node and its token: its scope, its expiry and its revocation.
 
-    `public_id` is the node's id everywhere; a new token for the same node changes the digest alone. Tokens that an
-    operator issues by hand may have no account.
+    `public_id` is the node's id everywhere; a rotation changes only the digest and the expiry. Nodes whose token an
+    operator issued have no account.
     """
 
     SCOPES: ClassVar = [("worker", "worker"), ("backbone", "backbone")]

@@ -1,4 +1,4 @@
-"""What nodes did, were promised and are known for, in SQL: days of work, quotes, trust and evidence.
+"""Nodes' days of work, quotes, standing and evidence in SQL.
 
 Written by `market.ledger.receipts`, `market.ledger.quotes` and `market.nodes.trust_store`; read for GET /api/rewards.
 Nodes are named by their public id and not by a foreign key: work and evidence outlive a node's row.
@@ -10,14 +10,17 @@ from typing import ClassVar
 
 from django.db import models
 
-from market.ledger.append_only import AppendOnly
+from market.models.ledger import AppendOnly
 
 NODE_ID_LENGTH = 64
 REASON_LENGTH = 200
 
 
 class WorkDay(models.Model):
-    """Row-experts of one node for one range of experts on one day: paid, or not paid for `reason`."""
+    """Row-experts of one node for one range of experts on one day, with their pay; unpaid with a `reason`.
+
+    It is the sum of all `market.ledger.work_batch.WorkReceipt`s of that day, which are not stored one by one.
+    """
 
     node_id = models.CharField(max_length=NODE_ID_LENGTH)
     fingerprint = models.CharField(max_length=64)
@@ -27,10 +30,10 @@ class WorkDay(models.Model):
     day = models.PositiveIntegerField()  # days since 1970-01-01 UTC
     reason = models.CharField(max_length=REASON_LENGTH, blank=True)
     row_experts = models.BigIntegerField()
-    microcredits = models.BigIntegerField()  # earned, or what it would have been
+    microcredits = models.BigIntegerField()  # earned, or withheld if there is a reason
 
     class Meta:
-        """One row of each kind; the newest of a node are found first."""
+        """One row for each day, range and reason; indexed to read a node's newest rows first."""
 
         constraints: ClassVar = [
             models.UniqueConstraint(
@@ -44,7 +47,7 @@ class WorkDay(models.Model):
 
 
 class RateQuote(models.Model):
-    """The rate that a node was promised with a lease."""
+    """The rate that a node was quoted with a lease."""
 
     node_id = models.CharField(max_length=NODE_ID_LENGTH)
     fingerprint = models.CharField(max_length=64)
@@ -52,10 +55,10 @@ class RateQuote(models.Model):
     start = models.PositiveIntegerField()
     stop = models.PositiveIntegerField()
     microcredits_per_row = models.BigIntegerField()
-    at = models.FloatField()  # unix seconds
+    at = models.FloatField()  # Unix seconds
 
     class Meta:
-        """Found by place."""
+        """Indexed by node and layer."""
 
         indexes: ClassVar = [models.Index(fields=["node_id", "fingerprint", "layer"], name="quote_place")]
 
@@ -64,7 +67,7 @@ class RateQuote(models.Model):
 
 
 class NodeTrust(models.Model):
-    """What backbones know of a node's honesty, between their restarts."""
+    """The standing of a node, which outlives restarts of backbones."""
 
     node_id = models.CharField(max_length=NODE_ID_LENGTH, unique=True)
     verified = models.BigIntegerField(default=0)
@@ -79,11 +82,11 @@ class NodeTrust(models.Model):
 
 
 class Evidence(AppendOnly):
-    """A proven wrong answer, as the backbone found it; shown to the node's owner."""
+    """A proven wrong answer, as the backbone found it. Shown to the node's owner."""
 
     evidence_id = models.CharField(max_length=64, unique=True)
     node_id = models.CharField(max_length=NODE_ID_LENGTH, db_index=True)
-    at = models.FloatField()  # unix seconds
+    at = models.FloatField()  # Unix seconds
     facts = models.JSONField()  # layer, experts, hashes, how it was found
 
     def __str__(self) -> str:

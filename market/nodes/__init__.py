@@ -1,5 +1,5 @@
-"""Who takes part: accounts, nodes, tokens, invites, standing, and how often each may ask.
+"""Participants: accounts, nodes, tokens, invites, standing, and rate limits.
 
 The market's API, the relay and the backbone's process enter by `tokens`, `access` and `trust_store`.
-It never knows what a node holds or earns.
+It never knows which experts a node holds or what it earns.
 """

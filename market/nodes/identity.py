@@ -1,4 +1,4 @@
-"""Who takes part: accounts, the nodes that they own, and invites. Registration, and what an account's key allows.
+"""Accounts, the nodes that they own, and invites: registration, and the rights of an account's key.
 
 Called by `market.api`, `manage.py issue_invite` and `manage.py close_account`. An account's key is `kva-...`, an invite
 `kvi-...`, each with a public id and 256 random bits of which only the SHA-256 is stored. Texts are never logged and
@@ -7,12 +7,10 @@ never part of an error. All functions block on SQL.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import re
 import secrets
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from django.db import transaction
 from django.db.models import F, Q
@@ -24,16 +22,14 @@ from market.models.nodes import Account, Invite, NodeToken
 from market.nodes import tokens
 from market.settings import MarketSettings, Registration
 
-LONGEST_DAYS = 3650
 MOST_INVITED = 100_000
 _FORM = re.compile(r"(kv[ai])-([0-9a-f]{16})-([A-Za-z0-9_-]{43})")
 ACCOUNT_PREFIX, INVITE_PREFIX = "kva", "kvi"
-_NOBODY = bytes(32)  # compared with when there is no such row, so that both answers take the same time
 
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """A new node. `token` and `account_key` exist only here; the key is empty when the account was there before."""
+    """A new node. `token` and `account_key` are not stored; the key is empty when the account existed before."""
 
     node_id: str
     token: str = field(repr=False)
@@ -44,7 +40,7 @@ class Registered:
 
 @dataclass(frozen=True, slots=True)
 class IssuedInvite:
-    """A new invite. `text` exists only here."""
+    """A new invite. `text` is not stored."""
 
     public_id: str
     text: str = field(repr=False)
@@ -74,9 +70,9 @@ def register(market: MarketSettings, name: str, invite: str = "", account_key: s
 
 
 def account_of(key: str) -> Account:
-    """Whose key this is. Raises MarketError 401."""
+    """Return the account of a key. Raises MarketError 401."""
     row = Account.objects.filter(public_id=_public_id(key, ACCOUNT_PREFIX)).first()
-    if not _is_same(key, row) or row is None:
+    if not tokens.is_secret_of(row, key) or row is None:
         raise MarketError(401, "account_unknown", "this is not the key of an account of this site")
     return _open(row)
 
@@ -88,14 +84,14 @@ def _open(account: Account) -> Account:
 
 
 def revoke_node(account: Account, node_id: str) -> None:
-    """Take back a node of this account. Raises MarketError 404 when it has none of that id."""
+    """Revoke a node of this account. Raises MarketError 404 when the account has no node of that id."""
     if not NodeToken.objects.filter(public_id=node_id, account=account).exists():
         raise MarketError(404, "node_unknown", f"account {account.public_id} has no node {node_id[:64]!r}")
     tokens.revoke(node_id)
 
 
 def close_account(public_id: str) -> int:
-    """Let an account's key count no more, and take back its nodes; what it earned stays. Returns how many nodes ended.
+    """Close an account: its key and its nodes are revoked; its credits stay. Returns the number of revoked nodes.
 
     Raises ConfigError when there is no such account.
     """
@@ -111,35 +107,32 @@ def close_account(public_id: str) -> int:
 def issue_invite(name: str, n_nodes: int = 1, days: int | None = 30) -> IssuedInvite:
     """Make a code with which `n_nodes` nodes may register, each with an account of its own.
 
-    Raises ConfigError for a name or number that cannot be.
+    Raises ConfigError for an invalid number of nodes, and as `tokens.check_name_and_days` does.
     """
-    if not name.strip() or len(name) > 100:
-        raise ConfigError(f"invite name has {len(name)} characters, 1 to 100 that are not all blank are needed")
+    tokens.check_name_and_days("invite", name, days)
     if not 1 <= n_nodes <= MOST_INVITED:
         raise ConfigError(f"invite for {n_nodes} nodes, 1 to {MOST_INVITED} is allowed")
-    if days is not None and not 1 <= days <= LONGEST_DAYS:
-        raise ConfigError(f"invite for {days} days, 1 to {LONGEST_DAYS} is allowed")
     public_id, text = _new_secret(INVITE_PREFIX)
-    expires = timezone.now() + timedelta(days=days) if days is not None else None
-    Invite.objects.create(public_id=public_id, digest=_digest(text), name=name, n_left=n_nodes, expires=expires)
+    digest, expires = tokens.digest_of(text), tokens.days_from_now(days)
+    Invite.objects.create(public_id=public_id, digest=digest, name=name, n_left=n_nodes, expires=expires)
     return IssuedInvite(public_id, text)
 
 
 def _use_invite(text: str) -> Account | None:
-    """Count the invite down. Returns the account that it is for, if it is for one."""
+    """Use an invite once. Returns the account that it is for, or None. Raises MarketError 401 or 403."""
     row = Invite.objects.select_related("account").filter(public_id=_public_id(text, INVITE_PREFIX)).first()
-    if not _is_same(text, row) or row is None:
+    if not tokens.is_secret_of(row, text) or row is None:
         raise MarketError(403, "invite_unknown", "this is not an invite of this site")
     if row.expires is not None and row.expires <= timezone.now():
         raise MarketError(403, "invite_expired", f"invite {row.public_id} expired at {row.expires:%Y-%m-%d %H:%M} UTC")
     if Invite.objects.filter(pk=row.pk, n_left__gt=0).update(n_left=F("n_left") - 1) != 1:
-        raise MarketError(403, "invite_used", f"invite {row.public_id} was used as often as it may be")
+        raise MarketError(403, "invite_used", f"invite {row.public_id} has no registrations left")
     return None if row.account is None else _open(row.account)
 
 
 def _new_account(name: str) -> tuple[Account, str]:
     public_id, text = _new_secret(ACCOUNT_PREFIX)
-    return Account.objects.create(public_id=public_id, digest=_digest(text), name=name), text
+    return Account.objects.create(public_id=public_id, digest=tokens.digest_of(text), name=name), text
 
 
 def _current() -> Q:
@@ -154,11 +147,3 @@ def _new_secret(prefix: str) -> tuple[str, str]:
 def _public_id(text: str, prefix: str) -> str:
     form = _FORM.fullmatch(text)
     return form[2] if form is not None and form[1] == prefix else ""
-
-
-def _is_same(text: str, row: Account | Invite | None) -> bool:
-    return hmac.compare_digest(bytes(row.digest) if row is not None else _NOBODY, _digest(text))
-
-
-def _digest(text: str) -> bytes:
-    return hashlib.sha256(text.encode()).digest()

@@ -1,8 +1,8 @@
-"""What backbones know of nodes' honesty, kept in SQL between their restarts, and the evidence behind it.
+"""The standing of nodes in SQL, which outlives restarts of backbones, and the evidence of proven lies.
 
 `backbone.process.trust_keeper` loads and saves for the engine; GET /api/rewards shows it to owners; an operator ends a
-quarantine with `release`. Several backbones may save the same node: a proven lie is never forgotten because another
-backbone had not heard of it. Functions block on SQL and raise django.db.Error.
+quarantine with `release`. Several backbones may save the same node: `merge` keeps proven lies that the saving backbone
+does not know. Functions block on SQL and raise django.db.Error.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 
 from kvasir.errors import ConfigError
 from market.models.work import Evidence, NodeTrust
-from market.sql_retry import MOST_NAMES, in_transaction
+from market.sql import in_transaction, name_batches
 
 
 @dataclass(frozen=True, slots=True)
 class SavedTrust:
-    """A node's standing. The fields mean what they mean in `backbone.engine.trust.standing`."""
+    """A node's standing. `backbone.engine.trust.standing` defines the fields."""
 
     verified: int = 0
     failures: int = 0
@@ -28,13 +28,13 @@ class SavedTrust:
 
 
 def load(node_id: str) -> SavedTrust | None:
-    """What was saved last, or None for a new node."""
+    """Return the standing that was saved last, or None for a new node."""
     row = NodeTrust.objects.filter(node_id=node_id).first()
     return None if row is None else _of(row)
 
 
 def save(node_id: str, state: SavedTrust, evidence: Mapping[str, Any] | None = None) -> SavedTrust:
-    """Keep a state, and the evidence that changed it. Returns what is kept now, which `merge` has made."""
+    """Merge a standing into the stored one, and store the evidence that changed it. Returns the stored standing."""
 
     def write() -> SavedTrust:
         if evidence is not None:
@@ -48,10 +48,10 @@ def save(node_id: str, state: SavedTrust, evidence: Mapping[str, Any] | None = N
 
 
 def merge(kept: SavedTrust, state: SavedTrust) -> SavedTrust:
-    """What is known after a backbone with `state` saved over `kept`.
+    """Return the standing after a backbone with `state` saved over `kept`.
 
-    Who knows of more proven lies is right. With as many on both sides a release counts, and the larger sum of verified
-    work: both backbones began with what was kept.
+    The side with more proven lies wins. If both have the same number, a release wins, else the larger sum of verified
+    work: both backbones began with the stored standing.
     """
     if state.failures != kept.failures:
         return max(state, kept, key=lambda known: known.failures)
@@ -61,7 +61,7 @@ def merge(kept: SavedTrust, state: SavedTrust) -> SavedTrust:
 
 
 def release(node_id: str) -> SavedTrust:
-    """End a quarantine: the node starts again, unproven. Backbones hear of it in seconds.
+    """End a quarantine: the node starts again as unproven. Backbones learn of it within seconds.
 
     Raises ConfigError unless the node is in quarantine.
     """
@@ -78,15 +78,16 @@ def release(node_id: str) -> SavedTrust:
 
 
 def trust_of(node_ids: Iterable[str]) -> dict[str, SavedTrust]:
-    """The states of some nodes; new ones are left out."""
-    return {row.node_id: _of(row) for part in _parts(node_ids) for row in NodeTrust.objects.filter(node_id__in=part)}
+    """Return the standing of some nodes; new ones are left out."""
+    rows = (row for names in name_batches(node_ids) for row in NodeTrust.objects.filter(node_id__in=names))
+    return {row.node_id: _of(row) for row in rows}
 
 
 def evidence_of(node_ids: Iterable[str], most: int) -> dict[str, list[Mapping[str, Any]]]:
-    """The newest evidence against each of some nodes, at most so many each."""
+    """Return the newest evidence against each of some nodes, at most `most` items each."""
     found: dict[str, list[Mapping[str, Any]]] = {}
-    for part in _parts(node_ids):
-        for row in Evidence.objects.filter(node_id__in=part).order_by("-at", "-id"):
+    for names in name_batches(node_ids):
+        for row in Evidence.objects.filter(node_id__in=names).order_by("-at", "-id"):
             known = found.setdefault(row.node_id, [])
             if len(known) < most:
                 known.append(row.facts)
@@ -94,10 +95,10 @@ def evidence_of(node_ids: Iterable[str], most: int) -> dict[str, list[Mapping[st
 
 
 def lies_since(node_ids: Iterable[str], since: float) -> dict[str, str]:
-    """Lies of some nodes that were proven at unix second `since` or later: the node, by the evidence's id."""
+    """Return the lies of some nodes proven at Unix second `since` or later: node by id of the evidence."""
     found: dict[str, str] = {}
-    for part in _parts(node_ids):
-        found |= dict(Evidence.objects.filter(node_id__in=part, at__gte=since).values_list("evidence_id", "node_id"))
+    for names in name_batches(node_ids):
+        found |= dict(Evidence.objects.filter(node_id__in=names, at__gte=since).values_list("evidence_id", "node_id"))
     return found
 
 
@@ -122,8 +123,3 @@ def _write(node_id: str, state: SavedTrust) -> None:
 
 def _of(row: NodeTrust) -> SavedTrust:
     return SavedTrust(row.verified, row.failures, row.doubt, row.quarantined, row.evidence_id)
-
-
-def _parts(node_ids: Iterable[str]) -> Iterable[list[str]]:
-    wanted = sorted(set(node_ids))
-    return (wanted[first : first + MOST_NAMES] for first in range(0, len(wanted), MOST_NAMES))

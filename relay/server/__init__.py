@@ -1,5 +1,5 @@
-"""Daphne with bounded memory: messages in place, back-pressure, files sent by the system.
+"""Daphne with bounded memory: messages received in place, back-pressure, files sent by the operating system.
 
 `manage.py serve` enters by `daphne`.
-It never knows what a message means.
+It does not interpret messages.
 """

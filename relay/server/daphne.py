@@ -1,6 +1,6 @@
-"""Run Daphne for this process until SIGTERM or Ctrl-C. `manage.py serve` calls it; so may tests and benchmarks.
+"""Runs Daphne in this process until SIGTERM or Ctrl-C. `manage.py serve`, tests and benchmarks call it.
 
-The address is tried before anything starts, so that a busy port is one clear sentence.
+The address is tried before anything starts, so that a busy port gives one clear error.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ def serve(
     on_start: Callable[[int], None],
     on_stop: Callable[[], Awaitable[None]],
 ) -> None:
-    """Serve until told to stop. `on_start` is called with the port, on the event loop, once the server listens.
+    """Serve until a signal. `on_start` is called with the port, on the event loop, once the server listens.
 
-    Raises ConfigError when the address cannot be had.
+    Raises ConfigError when nothing can listen at the address.
     """
     check_address(host, port)
     server = RelayServer(
@@ -55,7 +55,7 @@ def check_address(host: str, port: int) -> None:
             trial.bind(address)
     except OSError as error:
         raise ConfigError(
-            f"cannot listen on {host}:{port}: {error.strerror or error}; choose another port or stop who has it"
+            f"cannot listen on {host}:{port}: {error.strerror or error}; choose another port, or stop its process"
         ) from error
 
 

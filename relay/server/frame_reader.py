@@ -1,7 +1,7 @@
-"""The quick way for a client's binary messages: whole, unfragmented WebSocket frames, read without Autobahn.
+"""The fast path for a client's binary messages: whole, unfragmented WebSocket frames, read without Autobahn.
 
-`websocket_server` feeds it. Everything else (text, fragments, pings, closes, what is over the limit, what is against
-the rules) it hands to Autobahn byte for byte. Large messages are received in place, and unmasked as they come.
+`websocket_server` feeds it. Everything else (text, fragments, pings, closes, frames over the limit or against the
+rules) is handed to Autobahn byte for byte. Large messages are received in place, and unmasked as they arrive.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _LONG = struct.Struct("!Q")
 
 
 class FrameReader:
-    """Bytes in; messages to `on_message`, all other bytes to `hand_over`.
+    """Passes messages to `on_message` and all other bytes to `hand_over`.
 
-    `may_read` says whether Autobahn is between frames, so that the next byte begins one. While a large message is
-    being gathered, its bytes may be written to `writable()` and told to `advance`, instead of being given to `feed`.
+    `may_read` returns whether Autobahn is between frames, so that the next byte begins one. While a large message is
+    being received, write its bytes to `writable()` and report their number to `advance`, instead of calling `feed`.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class FrameReader:
             data = data[end:] if end < len(data) else b""
 
     def writable(self) -> memoryview | None:
-        """Where the next bytes of the stream may be written: not empty. None where only `feed` takes them."""
+        """Return the memory for the next bytes of a large message, never empty; None when only `feed` takes them."""
         return None if self._large is None else self._large.writable()
 
     def advance(self, n_bytes: int) -> None:
@@ -82,7 +82,7 @@ class FrameReader:
             self._on_message(large.data)
 
     def _head(self, data: bytes) -> tuple[int, int]:
-        """Bytes of the head and of the payload; (0, 0) for a frame that is not for the quick way."""
+        """Return the bytes of the head and of the payload; (0, 0) for a frame that is not for the fast path."""
         n_bytes = len(data)
         if n_bytes < SHORT_HEAD or data[0] != BINARY_FINAL or not data[1] & MASKED:
             return 0, 0
@@ -102,7 +102,7 @@ class FrameReader:
         return (head_bytes, length) if is_canonical and length <= self.max_bytes else (0, 0)
 
     def _fill(self, large: LargeMessage, data: bytes) -> bytes:
-        """Put bytes into the message that is being gathered; returns those after its end."""
+        """Copy bytes into the message that is being received. Return those after its end."""
         space = large.writable()
         n_bytes = min(len(space), len(data))
         space[:n_bytes] = data if n_bytes == len(data) else data[:n_bytes]
@@ -111,22 +111,22 @@ class FrameReader:
 
 
 class LargeMessage:
-    """A message that comes in several reads: its memory, of which a part is there and unmasked."""
+    """The memory of a message that takes several reads; the part that has arrived is unmasked."""
 
     def __init__(self, n_bytes: int, mask: bytes) -> None:
-        # whole words; pages are mapped when bytes come: who only promises bytes costs no memory
+        # in whole words; pages are mapped when they are written: bytes that are only announced cost no memory
         self._memory = POOL.empty(-(-n_bytes // 8) * 8)
         self._words = self._memory.view(np.uint64)
         self._key = np.frombuffer(2 * mask, np.uint64)[0]
-        self._filled = self._unmasked = 0  # bytes, and whole words
+        self._filled = self._unmasked = 0  # bytes received, words unmasked
         self.data = self._memory.data[:n_bytes]
 
     def writable(self) -> memoryview:
-        """Where its next bytes go."""
+        """Return the memory for its next bytes."""
         return self.data[self._filled :]
 
     def advance(self, n_bytes: int) -> bool:
-        """Count bytes that were written, and unmask them while they are in cache; whether all are there."""
+        """Count received bytes and unmask them while they are in cache. Return whether the message is complete."""
         self._filled += n_bytes
         is_whole = self._filled == len(self.data)
         end = len(self._words) if is_whole else self._filled // 8

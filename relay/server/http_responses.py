@@ -1,9 +1,9 @@
-"""Daphne's HTTP answers with bounded memory, and files sent by the operating system itself.
+"""Daphne's HTTP answers with bounded memory, and files sent by the operating system.
 
-`websocket_server` mixes this into its server. Daphne alone takes every piece of an answer at once, however slowly the
-client reads. Here a piece that has more behind it is taken when little waits; and ASGI's `zerocopysend` extension is
-offered: bytes of an open file go to the socket by sendfile, in a thread, so that neither a copy of them nor the wait
-for a disk ever touches the event loop that serves the relay's frames.
+`websocket_server` mixes this into its server. Daphne itself takes every piece of an answer at once, however slowly the
+client reads. Here the application has to wait before the next piece while many bytes wait; and ASGI's `zerocopysend`
+extension is offered: a thread sends bytes of an open file by sendfile, so that neither copies nor waits for a disk
+delay the event loop, which serves the relay's frames.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import Any
 
 from twisted.web import http
 
-WAITING_BYTES = 256 * 1024  # what may wait in a client's transport before the application is held up
+WAITING_BYTES = 256 * 1024  # in a client's transport, before the application has to wait
 ZERO_COPY = "http.response.zerocopysend"
 DROP = "kvasir.response.drop"  # a message: end the connection short of the answer's length
-SENDFILE_BYTES = 4 << 20  # a call
-MAX_SENDERS = 64  # files being sent at once; more wait for their turn
-LOOK_EVERY_MS = 500  # whether a client that does not read is still there
-STALL_S = 60.0  # a client that takes no byte for so long is dropped
+SENDFILE_BYTES = 4 << 20  # for one call
+MAX_SENDERS = 64  # threads; further files wait
+LOOK_EVERY_MS = 500  # at whether a client that does not read is still connected
+STALL_S = 60.0  # a client that takes no byte for this long is dropped
 
 
 class BoundedResponses:
@@ -33,13 +33,13 @@ class BoundedResponses:
     connections: dict[Any, dict[str, Any]]
 
     def protocol_connected(self, protocol: Any) -> None:
-        """As Daphne's; Twisted reads no forms, for Django would, and Twisted's way is slow and unbounded."""
+        """Extend Daphne's: keep Twisted from parsing forms, which is slow and unbounded. Django parses them."""
         if isinstance(protocol, http.Request):
             protocol._parsePOSTFormSubmission = False
         super().protocol_connected(protocol)  # type: ignore[misc]
 
     def create_application(self, protocol: Any, scope: MutableMapping[str, Any]) -> Any:
-        """As Daphne's; an HTTP request learns that files can be sent."""
+        """Extend Daphne's: offer the extensions for HTTP requests."""
         if scope["type"] == "http":
             extensions = scope.setdefault("extensions", {})
             extensions[DROP] = {}
@@ -48,7 +48,7 @@ class BoundedResponses:
         return super().create_application(protocol, scope)  # type: ignore[misc]
 
     async def handle_reply(self, protocol: Any, message: MutableMapping[str, Any]) -> None:
-        """As Daphne's; a piece of an HTTP answer returns when the client can be sent the next."""
+        """Extend Daphne's: return from a piece of an HTTP answer when the next may be sent."""
         kind = message["type"]
         if kind not in ("http.response.body", ZERO_COPY, DROP):
             await super().handle_reply(protocol, message)  # type: ignore[misc]
@@ -69,14 +69,14 @@ class BoundedResponses:
             return
         is_last = not message.get("more_body")
         if gate is not None and is_last:
-            gate.close()  # the request ends with this piece, and must have no producer then
+            gate.close()  # the request ends with this piece, and must then have no producer
         await super().handle_reply(protocol, message)  # type: ignore[misc]
         if gate is not None and not is_last:
             await gate.passed()
 
 
 class ResponseGate:
-    """One answer's way out: registered as its producer, so that Twisted says when the client is slow or gone."""
+    """The producer of one answer, which Twisted calls when the client is slow or gone."""
 
     def __init__(self, request: Any) -> None:
         self._request = request
@@ -90,57 +90,57 @@ class ResponseGate:
         request.registerProducer(self, True)
 
     async def passed(self) -> None:
-        """Wait until little waits, or the client has left."""
+        """Wait until the transport has room, or the client has left."""
         while self._opening is not None and not self.gone.is_set():
             await asyncio.shield(self._opening)
 
     async def emptied(self) -> None:
-        """Wait until nothing waits: what was written is with the operating system."""
+        """Wait until all that was written has been given to the operating system."""
         transport = self._transport
         if transport is None:
             return
         transport.bufferSize = 0
         try:
-            # the head of the answer, if it has not gone out yet
+            # the head of the answer, if it has not been sent yet
             http.Request.write(self._request, b"")  # type: ignore[no-untyped-call]
             if self._opening is None and len(transport.dataBuffer) - transport.offset + transport._tempDataLen:
-                transport._maybePauseProducer()  # bytes that were too few for the old limit
+                transport._maybePauseProducer()  # fewer bytes than the old limit
             await self.passed()
         finally:
             transport.bufferSize = WAITING_BYTES
 
     def descriptor(self) -> int:
-        """A new file descriptor of the client's socket. Raises OSError when it is closed."""
+        """Return a new file descriptor of the client's socket. Raises OSError when it is closed."""
         if self._transport is None or self.gone.is_set():
             raise OSError("the client has left")
         return os.dup(self._transport.fileno())
 
     def drop(self) -> None:
-        """End the connection without ending the answer, so that the client knows that bytes are missing."""
+        """End the connection before the end of the answer, so that the client notices that bytes are missing."""
         if self._transport is not None and not self.gone.is_set():
-            self.stopProducing()  # whatever else the application sends would follow a hole
+            self.stopProducing()  # later bytes of the answer must not follow the missing ones
             self._transport.loseConnection()
 
     def close(self) -> None:
-        """The answer ends."""
+        """Unregister the producer: the answer ends."""
         if self._request.producer is self and self._request.channel is not None:
             self._request.unregisterProducer()
 
-    # Twisted's names, called by the channel
+    # Called by the channel, under Twisted's names
 
     def pauseProducing(self) -> None:  # noqa: N802
-        """More than the limit waits."""
+        """Close the gate: more bytes than the limit wait."""
         if self._opening is None:
             self._opening = asyncio.get_running_loop().create_future()
 
     def resumeProducing(self) -> None:  # noqa: N802
-        """Nothing waits."""
+        """Open the gate: no bytes wait."""
         opening, self._opening = self._opening, None
         if opening is not None and not opening.done():
             opening.set_result(None)
 
     def stopProducing(self) -> None:  # noqa: N802
-        """The client has left."""
+        """Note that the client has left."""
         self.gone.set()
         self.resumeProducing()
 
@@ -149,7 +149,7 @@ _senders = ThreadPoolExecutor(MAX_SENDERS, thread_name_prefix="sendfile")
 
 
 async def _zero_copy(request: Any, gate: ResponseGate, message: MutableMapping[str, Any]) -> None:
-    """Send `count` bytes at `offset` of an open file; the client is dropped when it cannot be."""
+    """Send `count` bytes at `offset` of an open file, or drop the client."""
     await gate.emptied()
     if request.chunked:
         raise ValueError(f"{ZERO_COPY} needs a Content-Length: this answer is sent in chunks")
@@ -165,7 +165,7 @@ async def _zero_copy(request: Any, gate: ResponseGate, message: MutableMapping[s
         try:
             n_sent = await asyncio.shield(sending)
         except asyncio.CancelledError:
-            gate.gone.set()  # the thread looks at it; the file must stay open until it has
+            gate.gone.set()  # the thread stops at its next look; the file must stay open until then
             await asyncio.wait([sending])
             raise
         request.sentLength += n_sent
@@ -178,7 +178,7 @@ async def _zero_copy(request: Any, gate: ResponseGate, message: MutableMapping[s
 
 
 def _send(client: int, file: int, offset: int, count: int, gone: threading.Event) -> int:
-    """Bytes that the operating system took. Runs in a thread; closes `client`, not `file`."""
+    """Send, and return the bytes that the operating system took. Runs in a thread; closes `client`, not `file`."""
     poll = select.poll()
     poll.register(client, select.POLLOUT)
     n_sent = 0
@@ -194,7 +194,7 @@ def _send(client: int, file: int, offset: int, count: int, gone: threading.Event
                 break  # the file ended early
             n_sent += n_taken
     except OSError:
-        pass  # the client has left, or the file cannot be read: either way bytes are missing
+        pass  # the client has left, or the file cannot be read: bytes are missing in both cases
     finally:
         os.close(client)
     return n_sent

@@ -1,16 +1,15 @@
-"""Daphne with bounded memory: back-pressure both ways, limits, reasons, and a sign of life from every socket.
+"""Daphne with bounded memory: back-pressure in both directions, limits, close reasons and signs of life.
 
-`serving` runs it. Daphne alone buffers without bounds in both directions, drops sockets without a reason, and finds
-a half-open socket late; this subclass hooks into its server and its WebSocket protocol and changes nothing else.
+`relay.server.daphne` runs it. Daphne itself buffers without bounds in both directions, drops sockets without a reason
+and notices half-open ones late. These subclasses of its server and its WebSocket protocol change nothing else.
 """
 
 from __future__ import annotations
 
-# daphne installs Twisted's reactor over asyncio when it is imported: it must come first
+# importing daphne installs Twisted's reactor over asyncio: it must come first
 from daphne.server import Server  # isort: skip
 import asyncio
 import logging
-import struct
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from functools import partial
@@ -20,23 +19,59 @@ from daphne.ws_protocol import WebSocketProtocol
 from twisted.internet import defer, reactor
 from twisted.internet.main import CONNECTION_DONE, CONNECTION_LOST
 
-from kvasir.edge.keepalive import KeepAliveAction
-from kvasir.edge.signs_of_life import LOOK_EVERY_S, SignsOfLife
+from kvasir.edge.signs_of_life import LOOK_EVERY_S, KeepAliveAction, SignsOfLife
+from kvasir.relay.records import message_head
 from kvasir.wire.header import Buffer
 from relay.server.frame_reader import FrameReader
 from relay.server.http_responses import BoundedResponses
-from relay.server.receive_queue import ReceiveQueue
 from relay.server.write_gate import WriteGate
 
-SEND_BUFFER_BYTES = 256 * 1024  # what may wait in a socket's transport before senders are held up
-CLOSE_REASON_BYTES = 123  # what a WebSocket close frame has room for
+RECEIVE_HIGH_BYTES = 1024 * 1024  # of messages that an application has not taken: above, nothing more is read
+RECEIVE_LOW_BYTES = RECEIVE_HIGH_BYTES // 2  # reading resumes
+SEND_BUFFER_BYTES = 256 * 1024  # in a socket's transport, before senders have to wait
+CLOSE_REASON_BYTES = 123  # the room of a WebSocket close frame
 UNANNOUNCED_MESSAGE_BYTES = 64 * 1024  # accepted from a socket until its application asks for more
+
+Message = MutableMapping[str, Any]
 
 log = logging.getLogger(__name__)
 
 
+class ReceiveQueue(asyncio.Queue[Message]):
+    """A WebSocket's ASGI messages that its application has not taken, counted in bytes; Daphne's queue has no bound.
+
+    Over the high-water mark it stops reading from the socket. A single message of any size is always taken.
+    """
+
+    def __init__(self, protocol: WebSocketProtocol) -> None:
+        super().__init__()
+        self._protocol = protocol
+        self.n_bytes = 0
+        self.is_paused = False
+        self.closed_because = ""  # added to the disconnect message, which Daphne makes without a reason
+
+    def _put(self, item: Message) -> None:
+        if item["type"] == "websocket.disconnect":
+            item["reason"] = self.closed_because
+        super()._put(item)
+        self.n_bytes += _size(item)
+        if self.n_bytes > RECEIVE_HIGH_BYTES and not self.is_paused and self._protocol.transport is not None:
+            self.is_paused = True
+            self._protocol.transport.pauseProducing()
+
+    def _get(self) -> Message:
+        item = super()._get()
+        self.n_bytes -= _size(item)
+        if self.is_paused and self.n_bytes <= RECEIVE_LOW_BYTES:
+            self.is_paused = False
+            transport = self._protocol.transport
+            if transport is not None and transport.connected and not transport.disconnecting:
+                transport.resumeProducing()
+        return item
+
+
 class RelayProtocol(WebSocketProtocol):  # type: ignore[misc]
-    """One WebSocket. Besides Daphne's work it holds up senders and notices a silent other side."""
+    """One WebSocket: Daphne's, with back-pressure on senders and a keep-alive."""
 
     gate: WriteGate | None = None
     reader: FrameReader | None = None
@@ -60,7 +95,7 @@ class RelayProtocol(WebSocketProtocol):  # type: ignore[misc]
             super().dataReceived(data)
 
     def _read(self) -> Any:
-        """In the transport's place: a large message's bytes go straight into its own memory."""
+        """Read in the transport's place, a large message straight into its own memory."""
         space = self.reader.writable() if self.reader is not None else None
         if self.reader is None or self.signs is None or space is None:
             return type(self.transport).doRead(self.transport)
@@ -89,7 +124,7 @@ class RelayProtocol(WebSocketProtocol):  # type: ignore[misc]
         super().onClose(wasClean, code, reason)
 
     def accept_messages_up_to(self, n_bytes: int) -> None:
-        """Take messages of this size from now on."""
+        """Accept messages up to this size from now on."""
         self.maxMessagePayloadSize = self.maxFramePayloadSize = n_bytes
         if self.reader is not None:
             self.reader.max_bytes = n_bytes
@@ -104,13 +139,13 @@ class RelayProtocol(WebSocketProtocol):  # type: ignore[misc]
         )
 
     async def send_bytes(self, data: Buffer) -> None:
-        """Send one message and wait while the other side reads too slowly."""
+        """Send one message, and wait while the other side reads too slowly."""
         if self.state == self.STATE_OPEN and self.gate is not None:
-            self.gate.write(binary_head(len(data)), data)
+            self.gate.write(message_head(len(data)), data)
             await self.gate.passed()
 
     def check_timeouts(self) -> None:
-        """Ping a silent socket, and drop one that stays silent. Called once per LOOK_EVERY_S."""
+        """Ping a silent socket, and drop one that stays silent. Called every LOOK_EVERY_S seconds."""
         if self.state == self.STATE_CONNECTING and self.duration() > self.server.websocket_connect_timeout:
             self.serverReject()
         if self.state != self.STATE_OPEN or self.gate is None or self.signs is None:
@@ -140,8 +175,8 @@ class RelayServer(BoundedResponses, Server):  # type: ignore[misc]
         self._on_stop = on_stop
         self.failure = ""
 
-    def create_application(self, protocol: Any, scope: MutableMapping[str, Any]) -> Any:
-        """As Daphne's, but a WebSocket's queue counts bytes and its scope can raise the message limit."""
+    def create_application(self, protocol: Any, scope: Message) -> Any:
+        """Extend Daphne's: a WebSocket's queue counts bytes, and its scope can raise the message limit."""
         if scope["type"] != "websocket":
             return super().create_application(protocol, scope)
         queue = ReceiveQueue(protocol)
@@ -151,19 +186,19 @@ class RelayServer(BoundedResponses, Server):  # type: ignore[misc]
         self.connections[protocol]["application_instance"] = asyncio.ensure_future(serving)
         return queue
 
-    async def handle_reply(self, protocol: Any, message: MutableMapping[str, Any]) -> None:
-        """As Daphne's, but binary messages wait for the other side, and a close carries its reason."""
+    async def handle_reply(self, protocol: Any, message: Message) -> None:
+        """Extend Daphne's: binary messages wait for the other side, and a close has a reason."""
         if message["type"] == "websocket.send" and message.get("bytes") is not None:
             await protocol.send_bytes(message["bytes"])
         elif message["type"] == "websocket.close" and protocol.state == protocol.STATE_OPEN:
-            # not sendClose: that knows only codes of applications
+            # not sendClose, which takes only the codes of applications
             protocol.sendCloseFrame(message.get("code", 1000), _clipped_reason(message.get("reason") or ""))
         else:
             await super().handle_reply(protocol, message)
 
     def listen_success(self, port: Any) -> None:
         super().listen_success(port)
-        # Daphne has made its factory by now, and no socket has been accepted yet
+        # Daphne has made its factory, and no socket has been accepted yet
         self.ws_factory.protocol = RelayProtocol
         self.ws_factory.setProtocolOptions(failByDrop=False, autoPingTimeout=0, tcpNoDelay=True)
 
@@ -177,13 +212,13 @@ class RelayServer(BoundedResponses, Server):  # type: ignore[misc]
         reactor.callLater(LOOK_EVERY_S, self.timeout_checker)  # type: ignore[arg-type]  # zope declares no self
 
     def kill_all_applications(self) -> Any:
-        """Stop in order: what `on_stop` does first, then the applications. The reactor waits for it."""
+        """Run `on_stop`, then cancel the applications. The reactor waits for the result."""
         return defer.Deferred.fromFuture(asyncio.ensure_future(self._stop_in_order()))
 
     async def _stop_in_order(self) -> None:
         try:
             await self._on_stop()
-        except Exception:  # the server's last act: log it, and stop all the same
+        except Exception:  # it must not keep the server from stopping
             log.exception("stopping in order failed")
         running = [details.get("application_instance") for details in self.connections.values()]
         tasks = [task for task in running if task is not None and not task.done()]
@@ -192,13 +227,8 @@ class RelayServer(BoundedResponses, Server):  # type: ignore[misc]
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def binary_head(n_bytes: int) -> bytes:
-    """What stands before `n_bytes` to make them a server's whole binary message (RFC 6455, section 5.2)."""
-    if n_bytes < 126:
-        return struct.pack("!BB", 0x82, n_bytes)
-    if n_bytes < 65_536:
-        return struct.pack("!BBH", 0x82, 126, n_bytes)
-    return struct.pack("!BBQ", 0x82, 127, n_bytes)
+def _size(item: Message) -> int:
+    return len(item.get("bytes") or item.get("text") or b"")
 
 
 def _clipped_reason(reason: str) -> bytes:

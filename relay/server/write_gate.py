@@ -1,7 +1,7 @@
-"""A socket's way out: sends at once what the kernel takes, and holds up senders while more than a limit waits.
+"""The sending side of a socket: sends at once what the kernel takes, and makes senders wait above a limit.
 
-`websocket_server` registers one per WebSocket as the producer that Twisted pauses and resumes. Large messages are sent
-from the memory that they came in; the transport alone would copy each before it goes, and offer it in small parts.
+`websocket_server` registers one for each WebSocket as the producer that Twisted pauses and resumes. Large messages are
+sent from the memory in which they were received; the transport would copy each one and send it in small parts.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ SMALL_BYTES = 64 * 1024
 
 
 class WriteGate:
-    """Open until the transport says that its buffer is full, or a large message waits; then open when all has left."""
+    """Closed while the transport's buffer is full or a large message waits, until all has been sent; open otherwise."""
 
     def __init__(self, transport: Any, limit_bytes: int) -> None:
         self._transport = transport
         self._opening: asyncio.Future[None] | None = None
-        self._large: deque[memoryview] = deque()  # of one large message, what the kernel has not taken; goes first
+        self._large: deque[memoryview] = deque()  # the rest of one large message, which is sent first
         self._write_the_rest = transport.doWrite
         transport.doWrite = self._do_write
         transport.unregisterProducer()  # the HTTP channel that the socket began as
@@ -36,9 +36,9 @@ class WriteGate:
             await asyncio.shield(self._opening)
 
     def write(self, head: bytes, data: Buffer) -> None:
-        """Send now when nothing waits; leave to the transport what the kernel does not take. `data` must not change.
+        """Send at once if nothing waits; the transport sends what the kernel does not take. `data` must not change.
 
-        The transport alone would wait for the socket to become writable each time: two system calls a message more.
+        The transport would first wait for the socket to become writable: two more system calls for each message.
         """
         transport = self._transport
         is_free = self.unsent_bytes() == 0 and transport.connected and not transport.disconnecting
@@ -55,26 +55,26 @@ class WriteGate:
                 if n_sent < len(message):
                     transport.write(message[n_sent:])
                 return
-        transport.write(message)  # after an error, too: the reactor will meet it again and end the socket
+        transport.write(message)  # after an error too: the reactor gets the same error and closes the socket
 
     def unsent_bytes(self) -> int:
-        """Bytes that wait in the transport. Its names are private: requirements.txt pins Twisted."""
+        """Return the bytes that wait in the transport. It reads private names: requirements.txt pins Twisted."""
         transport = self._transport
         waiting = len(transport.dataBuffer) - transport.offset + transport._tempDataLen
         return int(waiting) + sum(map(len, self._large))
 
     def _send_large(self, head: bytes, data: Buffer) -> None:
-        """Send as much as the kernel takes; the rest when it takes more, before anything that comes later."""
+        """Send as much as the kernel takes, and the rest when it takes more, before all later messages."""
         view = memoryview(data)
         self._large.extend((memoryview(head + view[:SMALL_BYTES]), view[SMALL_BYTES:]))
         self._send_some()
-        if self._large:  # after an error, too, as above
+        if self._large:  # after an error too, as above
             self.pauseProducing()
-            self._transport.producerPaused = True  # as the transport notes it that has called pauseProducing
+            self._transport.producerPaused = True  # as the transport sets it when it calls pauseProducing
             self._transport.startWriting()
 
     def _send_some(self) -> Any:
-        """Give the kernel what it takes of the large message; an error when the connection is lost."""
+        """Send what the kernel takes of the large message. Return an error when the connection is lost."""
         while self._large:
             view = self._large[0]
             try:
@@ -90,26 +90,26 @@ class WriteGate:
         return None
 
     def _do_write(self) -> Any:
-        """The reactor says that the kernel takes more."""
+        """Send more: the socket is writable."""
         failure = self._send_some()
         return failure if failure or self._large else self._write_the_rest()
 
-    # Twisted's names, called by the transport
+    # Called by the transport, under Twisted's names
 
     def pauseProducing(self) -> None:  # noqa: N802
-        """The buffer is over its limit."""
+        """Close the gate: the buffer is over its limit."""
         if self._opening is None:
             self._opening = asyncio.get_running_loop().create_future()
 
     def resumeProducing(self) -> None:  # noqa: N802
-        """The buffer is empty."""
+        """Open the gate: the buffer is empty."""
         opening, self._opening = self._opening, None
         if opening is not None and not opening.done():
             opening.set_result(None)
         if self._transport.disconnecting:
-            self._transport.unregisterProducer()  # the transport would wait for its producer for ever
+            self._transport.unregisterProducer()  # else the transport would wait for its producer for ever
 
     def stopProducing(self) -> None:  # noqa: N802
-        """The transport is gone."""
+        """Drop what waits: the transport is gone."""
         self._large.clear()
         self.resumeProducing()

@@ -1,7 +1,7 @@
-"""How much one node may fetch: downloads at once, and bytes a second over all of them.
+"""Limits of what one node may fetch: downloads at once, and bytes per second over all of them.
 
-`slices.server` holds one book per process; with several web processes each counts for itself. Used on the event loop
-alone. Nothing here waits: it says for how long to wait.
+`slices.server` has one book; with several web processes each counts for itself. Used on the event loop alone. Nothing
+here waits: the functions return how long to wait.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 
 from kvasir.errors import KvasirError
 
-BURST_S = 0.25  # of its bytes a second may come at once
+BURST_S = 0.25  # seconds of a node's rate that may be sent at once
 
 
 class BusyError(KvasirError):
-    """A limit is reached; asking again after `retry_after_s` may do."""
+    """A limit is reached; a request after `retry_after_s` seconds may succeed."""
 
     def __init__(self, message: str, status: int, retry_after_s: int) -> None:
         super().__init__(message)
@@ -27,41 +27,44 @@ class BusyError(KvasirError):
 
 @dataclass(frozen=True, slots=True)
 class SliceLimits:
-    """Zero bytes a second means no limit."""
+    """The limits. Zero bytes per second means no limit."""
 
     downloads_per_node: int = 4
     downloads: int = 64  # of all nodes together
     bytes_per_s: int = 0  # of one node
-    requests: int = 256  # that have not been answered yet
+    requests: int = 256  # not answered yet, of all nodes together
 
 
 @dataclass(slots=True)
 class Throttle:
-    """The bytes a second of one node."""
+    """Bounds the bytes per second of one node."""
 
     bytes_per_s: int
+    clock: Callable[[], float]
     _ready_at: float = field(default=0.0)
 
     @property
     def piece_bytes(self) -> int | None:
-        """How many bytes to send at once, or None for any number."""
+        """The most bytes to send at once, or None for any number."""
         return max(4096, int(self.bytes_per_s * BURST_S)) if self.bytes_per_s else None
 
-    def is_owing(self, now: float) -> bool:
+    @property
+    def is_owing(self) -> bool:
         """Whether the next bytes would have to wait."""
-        return self._ready_at > now
+        return self._ready_at > self.clock()
 
-    def wait_s(self, n_bytes: int, now: float) -> float:
-        """How long to wait before sending these bytes, which count as sent from now on."""
+    def wait_s(self, n_bytes: int) -> float:
+        """Return the seconds to wait before sending these bytes, which count as sent from now on."""
         if not self.bytes_per_s:
             return 0.0
+        now = self.clock()
         start = max(self._ready_at, now)
         self._ready_at = start + n_bytes / self.bytes_per_s
         return start - now
 
 
 class DownloadBook:
-    """Who downloads now."""
+    """The requests and downloads under way."""
 
     def __init__(self, limits: SliceLimits, clock: Callable[[], float]) -> None:
         self.limits = limits
@@ -72,7 +75,7 @@ class DownloadBook:
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """Around a request, whoever asks. Raises BusyError when too many are under way."""
+        """Count a request. Raises BusyError when too many are under way."""
         if self._n_requests >= self.limits.requests:
             raise BusyError(f"{self.limits.requests} requests for slices are under way", 503, 1)
         self._n_requests += 1
@@ -83,23 +86,18 @@ class DownloadBook:
 
     @contextmanager
     def download(self, node: str) -> Iterator[Throttle]:
-        """Around one download of a node. Raises BusyError when the node, or all together, have too many."""
+        """Count one download of a node. Raises BusyError when the node, or all nodes together, have too many."""
         if self._running[node] >= self.limits.downloads_per_node:
             raise BusyError(f"node {node} has {self._running[node]} downloads running, which is its limit", 429, 2)
         if self._running.total() >= self.limits.downloads:
             raise BusyError(f"{self.limits.downloads} downloads are running, which is this site's limit", 503, 2)
         self._running[node] += 1
         try:
-            yield self._throttles.setdefault(node, Throttle(self.limits.bytes_per_s))
+            yield self._throttles.setdefault(node, Throttle(self.limits.bytes_per_s, self._clock))
         finally:
             self._running[node] -= 1
             if not self._running[node]:
                 del self._running[node]
-            now = self._clock()
             self._throttles = {
-                name: kept for name, kept in self._throttles.items() if name in self._running or kept.is_owing(now)
+                name: kept for name, kept in self._throttles.items() if name in self._running or kept.is_owing
             }
-
-    def wait_s(self, throttle: Throttle, n_bytes: int) -> float:
-        """How long this node's next bytes must wait."""
-        return throttle.wait_s(n_bytes, self._clock())

@@ -1,7 +1,7 @@
-"""The model that this process serves slices of, and plans of slices that were asked for lately.
+"""The model whose slices this process serves, and the plans of recently requested slices.
 
-`slices.server` and the manifests ask it. The model is opened at the first question and again when its file was
-replaced; nothing here reads a weight. Every call may block on the disk: call it from a thread.
+`slices.server` and `slices.manifests` use it. The model is opened at the first request, and again after its file was
+replaced; no weight is read. Every call may block on the disk: call it from a thread.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ EXPERTS_TEXT_MAX = 8192  # characters of a list of ranges
 
 
 class UnknownModelError(KvasirError):
-    """This site does not serve the model that was asked for."""
+    """This site does not serve the requested model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class OpenModel:
     card: ModelCard
 
     def is_current(self) -> bool:
-        """Whether its files are still those that were opened."""
+        """Return whether its files are still those that were opened."""
         try:
             for part in self.index.part_files:
                 part.check_unchanged(part.path.stat())
@@ -48,7 +48,7 @@ class OpenModel:
 
 @dataclass(frozen=True, slots=True)
 class PlannedSlice:
-    """A slice that can be sent. `etag` is strong: it changes with every byte that the slice could have."""
+    """A slice that can be sent. `etag` is a strong entity tag: two slices with the same tag have the same bytes."""
 
     model: OpenModel
     plan: SlicePlan
@@ -74,7 +74,7 @@ class SliceShelf:
         self._plans: OrderedDict[tuple[ExpertRange, ...], PlannedSlice] = OrderedDict()
 
     def planned(self, fingerprint: str, experts: str) -> PlannedSlice:
-        """The plan of these experts ("0:0-8,1:0-8") of this model.
+        """Return the plan of these experts ("0:0-8,1:0-8") of this model.
 
         Raises UnknownModelError for another model, SliceError for experts that it does not have, GGUFError when its
         file cannot be read.
@@ -110,7 +110,7 @@ class SliceShelf:
 
 
 def segments(plan: SlicePlan, start: int, stop: int) -> Iterator[bytes | FileSpan]:
-    """A slice's bytes from `start` up to `stop`, in order: header and padding as bytes, weights as spans of files."""
+    """Yield a slice's bytes from `start` up to `stop`: header and padding as bytes, weights as spans of files."""
     position = start
     if position < len(plan.header):
         yield plan.header[position : min(stop, len(plan.header))]
@@ -133,7 +133,7 @@ def segments(plan: SlicePlan, start: int, stop: int) -> Iterator[bytes | FileSpa
 
 
 def read_span(descriptor: int, span: FileSpan) -> bytes:
-    """Read a span that is small enough to be held. Raises GGUFError when the file ends early."""
+    """Return the bytes of a span. Raises GGUFError when the file ends early."""
     data = os.pread(descriptor, span.n_bytes, span.offset)
     if len(data) < span.n_bytes:
         raise GGUFError(f"a model file ended at byte {span.offset + len(data)}, {span.n_bytes - len(data)} bytes early")
@@ -141,7 +141,7 @@ def read_span(descriptor: int, span: FileSpan) -> bytes:
 
 
 def _etag(plan: SlicePlan) -> str:
-    """The header names model, ranges, types and shapes: with the model's fingerprint in it, it stands for all bytes."""
+    """Return the tag: the header has the model's fingerprint, ranges, types and shapes, and so identifies all bytes."""
     digest = hashlib.sha256(plan.header)
     digest.update(str(plan.n_bytes).encode())
     return f'"{digest.hexdigest()[:40]}"'

@@ -1,8 +1,7 @@
 """Conditions and byte ranges of HTTP requests (RFC 9110, sections 13 and 14), as pure functions of header texts.
 
-`slices.server` asks here what a request for a slice means. Everything sent has one strong entity tag and no date, so
-dates never match. One range is served; of several the whole, which the RFC leaves to the server. What is malformed is
-passed over, as if it had not been sent.
+`slices.server` applies them to requests for slices. Each slice has one strong entity tag and no date, so dates never
+match. A single range is served; a request for several gets the whole, as the RFC allows. Malformed fields are ignored.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from enum import Enum
 # a first, then maybe a last position; or a length counted from the end
 _RANGE = re.compile(r"bytes=[ \t]*(?:(?P<first>\d+)-(?P<last>\d*)|-(?P<suffix>\d+))[ \t]*", re.ASCII | re.IGNORECASE)
 _TAG = re.compile(r'[ \t]*(?P<weak>W/)?"(?P<opaque>[\x21\x23-\x7e\x80-\xff]*)"[ \t]*')
-_DIGITS_MAX = 18  # of a position that is read as a number; longer ones are beyond every file
+_DIGITS_MAX = 18  # of a position that is read as a number; longer ones are beyond the end of every file
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +35,7 @@ class Span:
 
 
 class Verdict(Enum):
-    """What a request gets, besides bytes."""
+    """The status of the answer."""
 
     WHOLE = 200
     PART = 206
@@ -47,7 +46,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """The fields of a request that matter here; None where it has none."""
+    """The conditional fields of a request, None for each that is absent."""
 
     range: str | None = None
     if_range: str | None = None
@@ -56,9 +55,9 @@ class Conditions:
 
 
 def judge(conditions: Conditions, is_get: bool, etag: str, total: int) -> tuple[Verdict, Span]:
-    """What to answer, in the RFC's order of precedence. `etag` is strong and quoted, `total` at least 1.
+    """Return the status and the body's span, in the RFC's order of precedence.
 
-    The span is what the body holds; it is the whole for everything but PART.
+    `etag` is strong and quoted, `total` at least 1. The span is the whole for every verdict but PART.
     """
     whole = Span(0, total, total)
     if conditions.if_match is not None and not _matches(conditions.if_match, etag, takes_weak=False):
@@ -85,7 +84,7 @@ def _asked_span(field: str, whole: Span) -> tuple[Verdict, Span]:
     first = _number(match["first"])
     last = _number(match["last"]) if match["last"] else total - 1
     if match["last"] and _is_less(match["last"], match["first"]):
-        return Verdict.WHOLE, whole  # not a range at all
+        return Verdict.WHOLE, whole  # not a valid range
     if first >= total:
         return Verdict.UNSATISFIABLE, whole
     return Verdict.PART, Span(first, min(last + 1, total), total)
@@ -97,13 +96,13 @@ def _number(digits: str) -> int:
 
 
 def _is_less(digits: str, than: str) -> bool:
-    """Whether one number is less than the other, however many digits they have."""
+    """Return whether a number is less than another one, for any number of digits."""
     left, right = digits.lstrip("0"), than.lstrip("0")
     return (len(left), left) < (len(right), right)
 
 
 def _matches(field: str, etag: str, takes_weak: bool) -> bool:
-    """Whether a list of entity tags has this one, or is "*"."""
+    """Return whether a list of entity tags has this one, or is "*"."""
     if field.strip(" \t") == "*":
         return True
     opaque = etag.strip('"')

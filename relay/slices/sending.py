@@ -1,7 +1,7 @@
 """One exchange with a client of the slice server, and the sending of a slice within it.
 
-Sending stops within a piece of the client's leaving. A file that cannot be read to the end ends the connection short of
-its Content-Length: the client notices, and asks for the rest.
+Sending stops at most one piece after the client has left. When a file cannot be read to the end, the connection ends
+short of its Content-Length, so that the client notices and requests the rest.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 
 from kvasir.errors import GGUFError
 from kvasir.slicing.slice_plan import SlicePlan
-from relay.slices.limits import DownloadBook, Throttle
+from relay.slices.limits import Throttle
 from relay.slices.planning import FileSpan, read_span, segments
 from relay.slices.ranges import Span
 
-PIECE_BYTES = 1 << 20  # read and held at once, where files cannot be sent without reading them
+PIECE_BYTES = 1 << 20  # read at once, where the server cannot send files by itself
 ZERO_COPY_PIECE_BYTES = 64 << 20
 ZERO_COPY = "http.response.zerocopysend"
 DROP = "kvasir.response.drop"
@@ -50,7 +50,7 @@ class Exchange:
         return self._leaving.done()
 
     def header(self, name: str) -> str | None:
-        """A field of the request; several of one name are joined, as HTTP has it."""
+        """Return a field of the request, or None; several of one name are joined with commas."""
         values = [value.decode("latin-1") for key, value in self._headers if key == name.encode()]
         return ", ".join(values) if values else None
 
@@ -60,15 +60,15 @@ class Exchange:
         await self._send({"type": "http.response.start", "status": status, "headers": fields})
 
     async def send(self, data: bytes, more: bool) -> None:
-        """Send a piece of the body; returns when the client can be sent the next."""
+        """Send a piece of the body. Returns when the next may be sent."""
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def send_file(self, descriptor: int, offset: int, n_bytes: int, more: bool) -> None:
-        """Send a piece of an open file, without reading it here."""
+        """Have the server send a piece of an open file."""
         await self._send({"type": ZERO_COPY, "file": descriptor, "offset": offset, "count": n_bytes, "more_body": more})
 
     async def answer(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
-        """Send a whole answer; to HEAD its head."""
+        """Send a whole answer, without its body for HEAD."""
         sized = {"content-length": str(len(body)), **headers} if status != 304 else dict(headers)
         await self.start(status, sized)
         await self.send(b"" if self.method == "HEAD" else body, more=False)
@@ -78,17 +78,17 @@ class Exchange:
         await self.answer(status, body, {**headers, "content-type": "application/json"})
 
     async def wait(self, seconds: float) -> None:
-        """Wait, but not longer than the client stays."""
+        """Wait for `seconds`, or until the client leaves."""
         await asyncio.wait([self._leaving], timeout=seconds)
 
     async def drop(self, error: Exception) -> None:
-        """End the connection in the middle of an answer. Raises `error` where the server cannot do that."""
+        """End the connection in the middle of an answer. Raises `error` when the server cannot."""
         if not self._can_drop:
             raise error
         await self._send({"type": DROP})
 
     def end(self) -> None:
-        """Look for the client's leaving no more."""
+        """Stop watching for the client's leaving."""
         self._leaving.cancel()
 
     async def _until_left(self) -> None:
@@ -103,18 +103,17 @@ async def send_slice(
     plan: SlicePlan,
     span: Span,
     throttle: Throttle,
-    book: DownloadBook,
 ) -> None:
-    """Send bytes of a slice. When the model's files cannot be read any more, the connection ends."""
+    """Send bytes of a slice. When the model's files cannot be read any more, end the connection."""
     await exchange.start(status, headers)
     try:
-        await _send_span(exchange, plan, span, throttle, book)
+        await _send_span(exchange, plan, span, throttle)
     except GGUFError as error:
         log.error("a slice ends early: %s", error)
         await exchange.drop(error)
 
 
-async def _send_span(exchange: Exchange, plan: SlicePlan, span: Span, throttle: Throttle, book: DownloadBook) -> None:
+async def _send_span(exchange: Exchange, plan: SlicePlan, span: Span, throttle: Throttle) -> None:
     loop = asyncio.get_running_loop()
     largest = ZERO_COPY_PIECE_BYTES if exchange.sends_files else PIECE_BYTES
     largest = min(largest, throttle.piece_bytes or largest)
@@ -124,7 +123,9 @@ async def _send_span(exchange: Exchange, plan: SlicePlan, span: Span, throttle: 
         for segment in segments(plan, span.start, span.stop):
             for piece in _pieces(segment, largest):
                 n_bytes = len(piece) if isinstance(piece, bytes) else piece.n_bytes
-                await _hold_up(exchange, book.wait_s(throttle, n_bytes))
+                wait_s = throttle.wait_s(n_bytes)
+                if wait_s > 0:
+                    await exchange.wait(wait_s)
                 if exchange.has_left:
                     return
                 left -= n_bytes
@@ -140,11 +141,6 @@ async def _send_span(exchange: Exchange, plan: SlicePlan, span: Span, throttle: 
                 else:
                     data = await loop.run_in_executor(None, partial(read_span, descriptor, piece))
                     await exchange.send(data, left > 0)
-
-
-async def _hold_up(exchange: Exchange, seconds: float) -> None:
-    if seconds > 0:
-        await exchange.wait(seconds)
 
 
 def _pieces(segment: bytes | FileSpan, largest: int) -> list[bytes] | list[FileSpan]:

@@ -1,8 +1,8 @@
 """The slice server: GET and HEAD of /api/slices/{fingerprint} and /api/manifests/{fingerprint}, for nodes with a token.
 
-A plain ASGI application in front of the site's pages, because Django's FileResponse knows no ranges and no end of a
-client. Bytes go from the model's files to the socket without a copy in this process where the server offers that;
-elsewhere in bounded pieces, read by a thread. It opens no file but the model's and never writes one.
+It is an ASGI application in front of the site's pages, because Django's FileResponse has no ranges and does not notice
+when a client leaves. Where the server can send files by itself, no byte is copied in this process; elsewhere a thread
+reads bounded pieces. It opens no file but the model's and never writes one.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from urllib.parse import parse_qs
 
 from kvasir.errors import GGUFError, SliceError
 from market.nodes.tokens import TokenHolder, TokenRefusedError
-from relay.slices.digests import DigestBook
 from relay.slices.limits import BusyError, DownloadBook
-from relay.slices.manifests import manifest_answer
+from relay.slices.manifests import DigestBook, manifest_answer
 from relay.slices.planning import PlannedSlice, SliceShelf, UnknownModelError
 from relay.slices.ranges import Conditions, Verdict, judge
 from relay.slices.sending import Exchange, send_slice
@@ -46,7 +45,7 @@ async def _no_wait(_scope: Message) -> float:
 
 @dataclass(frozen=True, slots=True)
 class SliceParts:
-    """What a slice server works with. `wait_of` says for how many seconds the address of a request must wait, or 0."""
+    """The parts of a slice server. `wait_of` returns the seconds that the address of a request must wait, or 0."""
 
     shelf: SliceShelf
     digests: DigestBook
@@ -63,7 +62,7 @@ class _RefusedError(Exception):
 
 
 class SliceServer:
-    """Answers the two routes; hands everything else to `pages`."""
+    """Answers the two routes, and passes all other requests to `pages`."""
 
     def __init__(self, pages: Application, parts: SliceParts) -> None:
         self._pages = pages
@@ -103,7 +102,7 @@ class SliceServer:
     async def _charge(self, scope: Message) -> None:
         wait_s = await self._parts.wait_of(scope)
         if wait_s > 0:
-            raise BusyError("this address asks too often", 429, max(1, math.ceil(wait_s)))
+            raise BusyError("this address sends too many requests", 429, max(1, math.ceil(wait_s)))
 
     async def _node(self, exchange: Exchange) -> TokenHolder:
         scheme, _, text = (exchange.header("authorization") or "").partition(" ")
@@ -168,7 +167,7 @@ class SliceServer:
                 await exchange.answer(200, b"", headers)
                 return
             with self._parts.book.download(node.public_id) as throttle:
-                await send_slice(exchange, verdict.value, headers, planned.plan, span, throttle, self._parts.book)
+                await send_slice(exchange, verdict.value, headers, planned.plan, span, throttle)
 
     async def _in(self, thread: ThreadPoolExecutor, function: Callable[..., T], *args: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(thread, function, *args)

@@ -1,6 +1,6 @@
 """The slice server of this process, made from Django's settings. `kvasir_site.asgi` mounts it in front of the pages.
 
-Importing it opens nothing: the model is opened at the first question.
+Importing it opens nothing: the model is opened at the first request.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import time
 from django.conf import settings
 
 from market.nodes import tokens
-from relay.slices.digests import DigestBook
 from relay.slices.limits import DownloadBook, SliceLimits
+from relay.slices.manifests import DigestBook
 from relay.slices.planning import SliceShelf
 from relay.slices.rates import AddressRates
 from relay.slices.server import Application, SliceParts, SliceServer
@@ -19,7 +19,7 @@ from relay.sql_thread import SqlThread
 
 
 def with_slices(pages: Application) -> SliceServer:
-    """These pages, and /api/slices and /api/manifests before them."""
+    """Return `pages` with /api/slices and /api/manifests in front of them."""
     sql = SqlThread()
 
     async def check_token(text: str) -> tokens.TokenHolder:

@@ -1,4 +1,4 @@
-"""The relay's sockets: pairing, edges between them, and what waits to be sent.
+"""The relay's sockets: sessions, the bridges between them, and what waits to be sent.
 
 `relay.service` enters by `hub` and `application`.
 It never reads a frame's payload.

@@ -1,7 +1,7 @@
-"""The relay's ASGI application: one coroutine a socket, from the first message to the last.
+"""The relay's ASGI application: one coroutine for each socket, from its first message to its last.
 
-Mounted at /relay beside Django. It accepts, judges the opening within a deadline, joins the hub and hands over
-messages; a plain coroutine, because a Channels consumer costs several times the CPU per message.
+Mounted at /relay beside Django. It checks the opening within a deadline, joins the session to the hub and hands over
+its messages. It is not a Channels consumer, which would take several times the CPU for each message.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from kvasir.relay.records import MAX_MESSAGE_BYTES, RELAY_EDGE, read_opening, re
 from kvasir.wire.frames import Hello, Refuse, RefuseCode, Role, clipped
 from kvasir.wire.header import Buffer
 from market.nodes.tokens import TokenHolder, TokenRefusedError, TokenScope
+from relay.sockets.bridge import Session
 from relay.sockets.hub import POLICY_VIOLATION, Hub
 from relay.sockets.outbox import Outbox
-from relay.sockets.station import Station
 
 HELLO_DEADLINE_S = 5.0
-MAX_STRANGERS = 256  # sockets that have not shown a token yet
+MAX_STRANGERS = 256  # sockets that have not shown a token
 SCOPES = {Role.BACKBONE: TokenScope.BACKBONE, Role.WORKER: TokenScope.WORKER}
 
 Message = MutableMapping[str, Any]
@@ -34,11 +34,11 @@ log = logging.getLogger(__name__)
 
 
 class SocketGoneError(Exception):
-    """The other side closed the socket, or the network did."""
+    """The socket is closed, by the other side or by a lost connection."""
 
 
 class _RefusedError(Exception):
-    """This socket is not welcome."""
+    """This socket is refused."""
 
     def __init__(self, code: RefuseCode, message: str) -> None:
         super().__init__(message)
@@ -46,7 +46,7 @@ class _RefusedError(Exception):
 
 
 class RelayApplication:
-    """Serves /relay. One per process; its hub lives as long."""
+    """Serves /relay. One for each process."""
 
     def __init__(self, hub: Hub, check_token: CheckToken, *, hello_deadline_s: float = HELLO_DEADLINE_S) -> None:
         self.hub = hub
@@ -62,14 +62,14 @@ class RelayApplication:
         await send({"type": "websocket.accept"})
         socket = _Socket(scope, receive, send)
         try:
-            station = await self._welcome(socket)
-            if station is not None:
-                await self._serve(station, socket)
+            session = await self._welcome(socket)
+            if session is not None:
+                await self._serve(session, socket)
         except SocketGoneError:
             log.debug("a socket closed before its hello")
 
-    async def _welcome(self, socket: _Socket) -> Station | None:
-        """The station of a socket whose opening is good; otherwise the socket is closed with the reason."""
+    async def _welcome(self, socket: _Socket) -> Session | None:
+        """Return the session of a socket whose opening is accepted; close any other socket with the reason."""
         self._n_strangers += 1
         try:
             if self._n_strangers > MAX_STRANGERS:
@@ -93,47 +93,47 @@ class RelayApplication:
         await socket.refuse(refusal)
         return None
 
-    def _joining(self, socket: _Socket, hello: Hello, holder: TokenHolder) -> Station:
+    def _joining(self, socket: _Socket, hello: Hello, holder: TokenHolder) -> Session:
         outbox = Outbox(socket.send_bytes, asyncio.get_running_loop().time)
         who = f"{hello.role.name.lower()} {holder.name!r} ({holder.public_id})"
-        station = Station(hello, holder.public_id, who, outbox, socket.close)
-        refusal = self.hub.refusal(station)
+        session = Session(hello, holder.public_id, who, outbox, socket.close)
+        refusal = self.hub.refusal(session)
         if refusal is not None:
             raise _RefusedError(refusal.code, refusal.message)
         socket.accept_large_messages()
         name = f"kvasir-relay {__version__} {self.hub.relay_id}"
-        station.tell(RELAY_EDGE, relay_welcome(hello, name, self.hub.limits.credit_bytes))
-        return station
+        session.tell(RELAY_EDGE, relay_welcome(hello, name, self.hub.limits.credit_bytes))
+        return session
 
-    async def _serve(self, station: Station, socket: _Socket) -> None:
-        sender = asyncio.get_running_loop().create_task(station.outbox.run())
-        log.info("%s joined", station.name)
-        self.hub.join(station)
-        mood = "the relay stopped"
+    async def _serve(self, session: Session, socket: _Socket) -> None:
+        sender = asyncio.get_running_loop().create_task(session.outbox.run())
+        log.info("%s joined", session.name)
+        self.hub.join(session)
+        reason = "the relay stopped"
         try:
             while True:
-                await self._take(station, socket)
+                await self._take(session, socket)
         except SocketGoneError as error:
-            mood = station.close_reason or str(error)
+            reason = session.close_reason or str(error)
         finally:
-            self.hub.leave(station, mood)
+            self.hub.leave(session, reason)
             sender.cancel()
-            log.info("%s left: %s", station.name, mood)
-            if station.closing is not None:
-                await asyncio.gather(station.closing, return_exceptions=True)
+            log.info("%s left: %s", session.name, reason)
+            if session.closing is not None:
+                await asyncio.gather(session.closing, return_exceptions=True)
 
-    async def _take(self, station: Station, socket: _Socket) -> None:
-        """Take the next message; one that is not records is the station's last. Raises SocketGoneError."""
+    async def _take(self, session: Session, socket: _Socket) -> None:
+        """Route the next message; close the session when it is malformed. Raises SocketGoneError."""
         try:
             message = await socket.receive_bytes()
-            if not station.is_closing:
-                await self.hub.route(station, message)
+            if session.is_open:
+                await self.hub.route(session, message)
         except WireError as error:
-            self.hub.dismiss(station, Refuse(RefuseCode.MALFORMED, clipped(str(error))))
+            self.hub.dismiss(session, Refuse(RefuseCode.MALFORMED, clipped(str(error))))
 
 
 class _Socket:
-    """Messages of one accepted socket, without ASGI's envelopes."""
+    """The messages of one accepted socket, without ASGI's envelopes."""
 
     def __init__(self, scope: Message, receive: Receive, send: Send) -> None:
         self._receive = receive
@@ -141,7 +141,7 @@ class _Socket:
         self._controls = scope.get("extensions", {}).get("kvasir.socket", {})
 
     async def receive_bytes(self) -> Buffer:
-        """The next message. Raises SocketGoneError at the end; a text message is a WireError."""
+        """Return the next message. Raises SocketGoneError at the end, WireError for a text message."""
         message = await self._receive()
         if message["type"] == "websocket.disconnect":
             code, reason = message.get("code", 1006), message.get("reason") or ""
@@ -152,21 +152,21 @@ class _Socket:
         return data
 
     async def send_bytes(self, data: Buffer) -> None:
-        """Send one message; returns when the socket can take the next."""
+        """Send one message. Returns when the socket can take the next."""
         await self._send({"type": "websocket.send", "bytes": data})
 
     async def close(self, code: int, reason: str) -> None:
-        """Close with a reason that the other side can read."""
+        """Close with a code and a reason."""
         await self._send({"type": "websocket.close", "code": code, "reason": reason})
 
     async def refuse(self, refusal: Refuse) -> None:
-        """Say why, and close."""
+        """Send the refusal, and close."""
         log.info("refused (%s): %s", refusal.code.name, refusal.message)
         await self.send_bytes(record(RELAY_EDGE, refusal))
         await self.close(POLICY_VIOLATION, refusal.message)
 
     def accept_large_messages(self) -> None:
-        """Let the server take messages of full size from now on."""
+        """Have the server accept messages of full size from now on."""
         accept = self._controls.get("accept_messages_up_to")
         if accept is not None:
             accept(MAX_MESSAGE_BYTES)

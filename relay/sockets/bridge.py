@@ -1,54 +1,60 @@
-"""One edge as the relay sees it: which frames may pass, and how many bytes are under way.
+"""Edges as the relay sees them: sessions and the bridges between them, which frames may pass, and bytes under way.
 
-`hub` asks it about every frame. Pure bookkeeping: no I/O, no clock, and payloads are never read. Backbones must
-stay within the edge's credit and workers may only send what they owe, so whoever is slow or hostile, an edge has at
-most its credit in memory.
+`hub` opens bridges between sessions and asks a bridge's ledger about every frame. Payloads are never read. Backbones
+must stay within the edge's credit and workers may only send what they owe, so an edge never holds more than its credit
+in memory, however slow or hostile a side is.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from datetime import datetime
 from enum import Enum
 from typing import NamedTuple
 
+from kvasir.edge.states import EdgeState, SessionState
 from kvasir.errors import WireError
-from kvasir.wire.header import FLAG_SUMS, HEADER, HEADER_BYTES, MAGIC, VERSION, Buffer, Kind, sums_bytes
+from kvasir.relay.records import record
+from kvasir.wire.frames import Frame, Hello
+from kvasir.wire.header import FLAG_SUMS, HEADER, HEADER_BYTES, MAGIC, VERSION, Buffer, Kind
+from kvasir.wire.split import ORDER_BYTES, PAIR_BYTES, answer_bytes
+from relay.sockets.outbox import Outbox
 
-VALUE_BYTES = 4  # an f16 answer may have to go as f32
-PAIR_BYTES = 8  # in a dispatch; not counted as under way, as over TCP
-ORDER_BYTES = 4  # of a pair's weight and of a row's exponent in a dispatch for sums; not counted either
-MAX_NOTICES = 64  # pauses and the like that a side may send beyond the answers that were given
+CLOSE_LINGER_S = 2.0  # how long a socket's last records may take to leave
+MAX_NOTICES = 64  # pauses and goodbyes that a side may send beyond the answers that were given
 
 _MAY_REACH_WORKER = frozenset({Kind.DISPATCH, Kind.GOAWAY, Kind.FAULT})
 _NOTICES = frozenset({Kind.PAUSE, Kind.GOAWAY})
-_ANSWERS_TO_HELLO = frozenset({Kind.WELCOME, Kind.REFUSE})
 
 
 class EdgeBrokenError(WireError):
-    """One side broke the rules of the edge; the message says how. The edge must be closed."""
+    """One side broke the rules of the edge, which must be closed."""
 
 
 class Passage(Enum):
-    """What becomes of a frame that breaks no rule."""
+    """What the hub does with a frame that breaks no rule."""
 
     FORWARD = 0
-    BUSY = 1  # over the edge's credit: answered by the relay
+    BUSY = 1  # over the edge's credit: the relay answers it
     LAST = 2  # forwarded, and the edge ends with it
 
 
 class FrameFacts(NamedTuple):
-    """What the relay reads of a frame: a few fields of its header. A tuple, because each frame makes one."""
+    """The header fields that the relay reads. A tuple, because it is made for every frame."""
 
     kind: int
     request: int
     payload_bytes: int
-    asked_bytes: int  # of a dispatch: what counts as under way of itself, its rows
-    reply_bytes: int  # and the most that its answer may have
+    asked_bytes: int  # of a dispatch: its rows, which count as under way
+    reply_bytes: int  # of a dispatch: the most bytes of its answer
 
 
 @dataclass(slots=True)
 class Traffic:
-    """What an edge has carried; for its usage record."""
+    """The frames and bytes of one edge, for its usage record."""
 
     frames_to_worker: int = 0
     bytes_to_worker: int = 0
@@ -58,7 +64,7 @@ class Traffic:
 
 
 def read_facts(message: Buffer, start: int, stop: int) -> FrameFacts:
-    """The facts of the frame at `message[start:stop]`. Raises EdgeBrokenError when it cannot be one."""
+    """Return the facts of the frame at `message[start:stop]`. Raises EdgeBrokenError when it is not a frame."""
     if stop - start < HEADER_BYTES:
         raise EdgeBrokenError(f"frame of {stop - start} bytes, the header alone has {HEADER_BYTES}")
     magic, version, kind, _, flags, request, _, n_rows, n_pairs, d_model, payload_bytes, _ = HEADER.unpack_from(
@@ -72,34 +78,34 @@ def read_facts(message: Buffer, start: int, stop: int) -> FrameFacts:
         raise EdgeBrokenError(f"frame says {payload_bytes} payload bytes, it has {stop - start - HEADER_BYTES}")
     if kind != Kind.DISPATCH:
         return FrameFacts(kind, request, payload_bytes, 0, 0)
-    uncounted = n_pairs * PAIR_BYTES
-    if flags & FLAG_SUMS:
-        uncounted += ORDER_BYTES * (n_pairs + n_rows)
-        reply_bytes = sums_bytes(n_rows, d_model)
-    else:
-        reply_bytes = n_pairs * d_model * VALUE_BYTES
+    is_sums = bool(flags & FLAG_SUMS)
+    # as over TCP, only rows and answers count as under way
+    uncounted = n_pairs * PAIR_BYTES + (ORDER_BYTES * (n_pairs + n_rows) if is_sums else 0)
+    reply_bytes = answer_bytes(n_rows, n_pairs, d_model, is_sums=is_sums)
     return FrameFacts(kind, request, payload_bytes, max(payload_bytes - uncounted, 0), reply_bytes)
 
 
 class EdgeLedger:
-    """Who owes what on one edge. `credit_bytes` bounds requests under way and their answers together.
+    """The state of edge `number` and the requests that its worker owes.
 
-    Half of it bounds the requests alone, which are what waits here for a slow worker. No honest dispatch meets that
-    bound first: its answer is never smaller than its rows.
+    `credit_bytes` bounds requests under way and their answers together, and half of it bounds the requests alone: they
+    are what waits here for a slow worker. No honest dispatch meets that bound first: its answer is never smaller than
+    its rows.
     """
 
-    def __init__(self, credit_bytes: int) -> None:
+    def __init__(self, number: int, credit_bytes: int) -> None:
+        self.number = number
+        self.state = EdgeState.HANDSHAKE
         self._credit_bytes = credit_bytes
-        self._owed: dict[int, tuple[int, int]] = {}  # request: bytes of its rows, most bytes of its answer
+        self._owed: dict[int, tuple[int, int]] = {}  # bytes of rows and of the largest answer, by request
         self._used_bytes = 0
-        self._asked_bytes = 0  # of the requests alone
+        self._asked_bytes = 0  # the part of the requests
         self._notices_left = MAX_NOTICES
-        self.is_bridged = False  # the worker has accepted the backbone's hello
         self.traffic = Traffic()
 
     @property
     def n_owed(self) -> int:
-        """Requests that the worker has yet to answer."""
+        """Requests that the worker has not answered yet."""
         return len(self._owed)
 
     @property
@@ -108,12 +114,12 @@ class EdgeLedger:
         return self._used_bytes
 
     def from_backbone(self, facts: FrameFacts) -> Passage:
-        """Judge a frame on its way to the worker, and count it. Raises EdgeBrokenError."""
+        """Check and count a frame for the worker. Raises EdgeBrokenError."""
         if facts.kind not in _MAY_REACH_WORKER:
             raise EdgeBrokenError(f"the backbone sent {_shown(facts.kind)}, which an edge does not carry to a worker")
         passage = Passage.FORWARD
         if facts.kind == Kind.DISPATCH:
-            if not self.is_bridged:
+            if self.state is EdgeState.HANDSHAKE:
                 raise EdgeBrokenError("the backbone sent a dispatch before the worker's welcome")
             if not self._owe(facts):
                 self.traffic.n_refused_busy += 1
@@ -127,22 +133,27 @@ class EdgeLedger:
         return passage
 
     def from_worker(self, facts: FrameFacts) -> Passage:
-        """Judge a frame on its way to the backbone, and count it. Raises EdgeBrokenError."""
+        """Check and count a frame for the backbone. Raises EdgeBrokenError."""
         passage = Passage.FORWARD
         if facts.kind == Kind.RESULT or (facts.kind == Kind.FAULT and facts.request):
             self._settle(facts)
         elif facts.kind == Kind.FAULT:
             passage = Passage.LAST
-        elif facts.kind in _ANSWERS_TO_HELLO and not self.is_bridged:
-            self.is_bridged = facts.kind == Kind.WELCOME
-            passage = Passage.FORWARD if self.is_bridged else Passage.LAST
-        elif facts.kind in _NOTICES and self.is_bridged:
+        elif self.state is EdgeState.HANDSHAKE and facts.kind == Kind.WELCOME:
+            self.enter(EdgeState.OPEN)
+        elif self.state is EdgeState.HANDSHAKE and facts.kind == Kind.REFUSE:
+            passage = Passage.LAST
+        elif self.state is EdgeState.OPEN and facts.kind in _NOTICES:
             self._take_notice("worker")
         else:
             raise EdgeBrokenError(f"the worker sent {_shown(facts.kind)}, which is not its turn")
         self.traffic.frames_to_backbone += 1
         self.traffic.bytes_to_backbone += HEADER_BYTES + facts.payload_bytes
         return passage
+
+    def enter(self, state: EdgeState) -> None:
+        """Change the state of the bridge, and log it."""
+        self.state = self.state.to(state, f"bridge {self.number}")
 
     def _take_notice(self, sender: str) -> None:
         self._notices_left -= 1
@@ -173,6 +184,63 @@ class EdgeLedger:
                 f"the answer to request {facts.request} has {facts.payload_bytes} bytes, the worker owes {reply_bytes}"
             )
         self._notices_left = min(self._notices_left + 1, MAX_NOTICES)
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """The socket of a node whose hello was accepted."""
+
+    hello: Hello
+    token_id: str
+    name: str
+    outbox: Outbox
+    close_socket: Callable[[int, str], Awaitable[None]]
+    state: SessionState = SessionState.CONNECTING
+    bridges: dict[int, Bridge] = field(default_factory=dict)  # by the number of their edge
+    close_reason: str = ""
+    closing: asyncio.Task[None] | None = None  # sends what is queued, then closes the socket
+
+    @property
+    def is_open(self) -> bool:
+        """Whether messages are taken from this socket."""
+        return self.state is SessionState.JOINED or self.state is SessionState.GOING_AWAY
+
+    def enter(self, state: SessionState) -> None:
+        """Change the state, and log it."""
+        self.state = self.state.to(state, f"session of {self.name}")
+
+    def tell(self, edge: int, frame: Frame) -> None:
+        """Queue a frame of the relay itself."""
+        self.outbox.put(record(edge, frame))
+
+    def close(self, code: int, reason: str) -> None:
+        """Send what is queued, then close the socket with this reason. Returns at once."""
+        if self.is_open:
+            self.enter(SessionState.PARTING)
+            self.close_reason = reason
+            self.closing = asyncio.get_running_loop().create_task(self._close(code, reason))
+
+    async def _close(self, code: int, reason: str) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_LINGER_S):
+                await self.outbox.flush()
+        await self.close_socket(code, reason)
+
+
+@dataclass(slots=True, eq=False)
+class Bridge:
+    """One backbone and one worker, joined."""
+
+    backbone: Session
+    worker: Session
+    ledger: EdgeLedger
+    began: datetime
+    began_s: float
+
+    @property
+    def number(self) -> int:
+        """The number of its edge."""
+        return self.ledger.number
 
 
 def _shown(kind: int) -> str:

@@ -1,8 +1,7 @@
-"""What waits to be sent over one socket, and the task that sends it.
+"""The queue of records to be sent over one socket, and the task that sends them.
 
-`station` owns one. Records are queued without waiting, so that a slow reader holds up nobody else; what has gathered
-meanwhile leaves as one message. Edges' credit bounds the queue towards workers; towards a backbone, `room` lets
-workers wait.
+Each session owns one. Records are queued without waiting, so that a slow reader delays nobody else; those that have
+gathered are sent as one message. The edges' credit bounds a worker's queue; for a backbone's, workers wait for `room`.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ Send = Callable[[Buffer], Awaitable[None]]
 
 
 class Outbox:
-    """Records in order. `run` sends until it is cancelled or the socket fails."""
+    """Records in order. `run` sends them until it is cancelled or the socket fails."""
 
     def __init__(self, send: Send, clock: Callable[[], float], max_bundle_bytes: int = MAX_BUNDLE_BYTES) -> None:
         self._send = send
@@ -31,15 +30,15 @@ class Outbox:
         self._room: asyncio.Future[None] | None = None
         self._is_closed = False
         self.queued_bytes = 0
-        self.sending_since: float | None = None  # of the message that has not left yet
+        self.sending_since: float | None = None  # when the message that is being sent was begun
 
     @property
     def is_full(self) -> bool:
-        """Whether senders that can wait should."""
+        """Whether senders should wait for `room`."""
         return self.queued_bytes > HIGH_WATER_BYTES
 
     def put(self, record: Buffer) -> None:
-        """Queue one record, head and frame, or several that belong together."""
+        """Queue one record, head and frame, or several that must be sent together."""
         self._records.append(record)
         self.queued_bytes += len(record)
         if self._wake is not None and not self._wake.done():
@@ -53,7 +52,7 @@ class Outbox:
             await asyncio.shield(self._room)
 
     async def run(self) -> None:
-        """Send what is queued, as long as the socket lives."""
+        """Send what is queued until the socket closes."""
         try:
             while True:
                 if not self._records:
@@ -69,14 +68,14 @@ class Outbox:
             self.close()
 
     async def flush(self) -> None:
-        """Wait until all that is queued has been given to the socket."""
+        """Wait until the queue is empty, or closed."""
         while self.queued_bytes and not self._is_closed:
             if self._room is None:
                 self._room = asyncio.get_running_loop().create_future()
             await asyncio.shield(self._room)
 
     def close(self) -> None:
-        """Forget what is queued; whoever waits for room goes on."""
+        """Drop what is queued, and end all waits."""
         self._is_closed = True
         self._records.clear()
         self._make_room()

@@ -1,26 +1,27 @@
-"""What edges carried: a record in the log and one in SQL for each edge that has ended.
+"""The usage of edges: one record in the log and one in SQL for each edge that has ended.
 
-The hub reports; records are written in batches by a thread, so that no frame waits for a database. They are kept for
-operators; rewards are reckoned elsewhere.
+The hub adds them; a thread writes them in batches, so that no frame waits for a database. They are for operators;
+rewards are computed from receipts.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 
 from relay.sockets.bridge import Traffic
 
-MAX_WAITING = 10_000  # records that wait for the database; more than these are only in the log
+MAX_WAITING = 10_000  # records that wait for the database; further ones are only logged
+MOOD_CHARACTERS = 200  # the room of its column
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """One edge that has ended. The tokens are their public ids."""
+    """One edge that has ended, with the columns of EdgeUsage. Tokens are given by their public ids."""
 
     relay_id: str
     edge: int
@@ -33,7 +34,7 @@ class Usage:
 
 
 class UsageBook:
-    """Records on their way to SQL."""
+    """The records that are not in SQL yet."""
 
     def __init__(self) -> None:
         self._waiting: list[Usage] = []
@@ -45,12 +46,12 @@ class UsageBook:
             self._waiting.append(usage)
 
     def take(self) -> list[Usage]:
-        """The records that wait; they wait no longer."""
+        """Remove and return the records that wait."""
         taken, self._waiting = self._waiting, []
         return taken
 
     def put_back(self, records: Sequence[Usage]) -> None:
-        """Keep records that could not be written for the next try."""
+        """Put back records that could not be written."""
         self._waiting = [*records, *self._waiting][:MAX_WAITING]
 
 
@@ -58,20 +59,5 @@ def write_usage(records: Sequence[Usage]) -> None:
     """Write records to SQL. Blocks."""
     from relay.models import EdgeUsage
 
-    EdgeUsage.objects.bulk_create(
-        EdgeUsage(
-            relay_id=usage.relay_id,
-            edge=usage.edge,
-            backbone_token=usage.backbone_token,
-            worker_token=usage.worker_token,
-            began=usage.began,
-            seconds=usage.seconds,
-            frames_to_worker=usage.traffic.frames_to_worker,
-            bytes_to_worker=usage.traffic.bytes_to_worker,
-            frames_to_backbone=usage.traffic.frames_to_backbone,
-            bytes_to_backbone=usage.traffic.bytes_to_backbone,
-            n_refused_busy=usage.traffic.n_refused_busy,
-            mood=usage.mood[:200],
-        )
-        for usage in records
-    )
+    rows = [asdict(usage) | {"mood": usage.mood[:MOOD_CHARACTERS]} for usage in records]
+    EdgeUsage.objects.bulk_create(EdgeUsage(**row.pop("traffic"), **row) for row in rows)

@@ -2,14 +2,11 @@
 
 import assert from "node:assert/strict";
 import test from "node:test";
-
+import { KernelError, KernelLostError, KernelMemoryError } from "/static/kvasir/errors.js";
 import { BothKernel } from "/static/kvasir/kernels/both_kernel.js";
-import { CheckedKernel, LEAST_S, MOST_S } from "/static/kvasir/kernels/checked_kernel.js";
-import { KernelError, KernelLostError, KernelMemoryError } from "/static/kvasir/kernels/errors.js";
-import { CHECK_BYTES, checkKernel } from "/static/kvasir/kernels/fresh_check.js";
-import { KX1_FINGERPRINT, expertBytes } from "/static/kvasir/kernels/kx1_format.js";
+import { CHECK_BYTES, CheckedKernel, checkKernel, LEAST_S, MOST_S } from "/static/kvasir/kernels/checked_kernel.js";
+import { expertBytes, KX1_FINGERPRINT, packRows } from "/static/kvasir/kernels/kx1_format.js";
 import { plainRows } from "/static/kvasir/kernels/kx1_inputs.js";
-import { packRows } from "/static/kvasir/kernels/kx1_pack.js";
 import { madeExpert } from "/static/kvasir/kernels/selftest.js";
 import { createWasmKernel } from "/static/kvasir/kernels/wasm/kernel.js";
 import { readBuild, startThread } from "./wasm_node.mjs";
@@ -17,7 +14,11 @@ import { readBuild, startThread } from "./wasm_node.mjs";
 const SHAPE = { dModel: 256, dFf: 256 };
 const EXPERT = madeExpert({ gate: "Q4_K", up: "Q4_K", down: "Q6_K" }, SHAPE, 7, "plain");
 const CALL = {
-    rows: packRows(plainRows(1, 256, 3), 256), nRows: 1, dModel: 256, pairRows: Uint32Array.of(0), pairKeys: ["a"],
+    rows: packRows(plainRows(1, 256, 3), 256),
+    nRows: 1,
+    dModel: 256,
+    pairRows: Uint32Array.of(0),
+    pairKeys: ["a"],
 };
 const NEVER = new Promise(() => {});
 
@@ -39,7 +40,12 @@ function spoil(kernel, isWrong) {
 function sleeps() {
     const told = [];
     let wake = () => {};
-    const sleep = (seconds) => (told.push(seconds), new Promise((resolve) => (wake = resolve)));
+    const sleep = (seconds) => {
+        told.push(seconds);
+        return new Promise((resolve) => {
+            wake = resolve;
+        });
+    };
     return { told, sleep, wake: () => wake() };
 }
 
@@ -89,13 +95,19 @@ test("checks come at random times with random seeds, for as long as the kernel i
     const dice = [0, 0.25, 0.999, 0.5, 0.5];
     const kernel = await made();
     const checked = new CheckedKernel(kernel, {
-        sleep, random: () => dice.shift(), check: async (of, seed) => void seeds.push(of === kernel && seed),
+        sleep,
+        random: () => dice.shift(),
+        check: async (of, seed) => void seeds.push(of === kernel && seed),
     });
     for (const n of [1, 2]) {
         wake();
         while (checked.nChecks < n) await settle();
     }
-    assert.deepEqual(told.map(Math.round), [LEAST_S, Math.round(LEAST_S + 0.999 * (MOST_S - LEAST_S)), (LEAST_S + MOST_S) / 2]);
+    assert.deepEqual(told.map(Math.round), [
+        LEAST_S,
+        Math.round(LEAST_S + 0.999 * (MOST_S - LEAST_S)),
+        (LEAST_S + MOST_S) / 2,
+    ]);
     assert.deepEqual(seeds, [2 ** 29, 2 ** 30]);
     checked.close();
     wake();
@@ -112,7 +124,12 @@ test("a kernel that fails a check is lost, and no output leaves it, not even of 
     assert.equal((await checked.compute(CALL)).length, 256);
     const compute = kernel.compute.bind(kernel);
     let finish = () => {};
-    kernel.compute = async (call) => (await new Promise((resolve) => (finish = resolve)), compute(call));
+    kernel.compute = async (call) => {
+        await new Promise((resolve) => {
+            finish = resolve;
+        });
+        return compute(call);
+    };
     const underWay = checked.compute(CALL);
     kernel.compute = spoil({ compute }, () => true).compute;
     wake();
@@ -125,7 +142,10 @@ test("a kernel that fails a check is lost, and no output leaves it, not even of 
 
 test("a kernel that dies is lost as ever", async () => {
     const threads = [];
-    const start = () => (threads.push(startThread()), threads.at(-1));
+    const start = () => {
+        threads.push(startThread());
+        return threads.at(-1);
+    };
     const kernel = await createWasmKernel({ build: "kx1_simd128", nThreads: 1, startThread: start, readBuild });
     const checked = new CheckedKernel(kernel, { sleep: () => NEVER });
     threads[0].kill();
@@ -136,7 +156,10 @@ test("a kernel that dies is lost as ever", async () => {
 test("room for a check is kept, and experts of others alone are counted", async () => {
     const kernel = await made();
     const checked = new CheckedKernel(kernel, { sleep: () => NEVER });
-    assert.deepEqual([checked.capacityBytes, checked.backend, checked.fingerprint], [3 * CHECK_BYTES, "wasm", KX1_FINGERPRINT]);
+    assert.deepEqual(
+        [checked.capacityBytes, checked.backend, checked.fingerprint],
+        [3 * CHECK_BYTES, "wasm", KX1_FINGERPRINT],
+    );
     const size = expertBytes(EXPERT);
     const n = Math.floor((3 * CHECK_BYTES) / size);
     for (let i = 0; i < n; i++) await checked.load(`${i}`, EXPERT);

@@ -3,11 +3,11 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { KernelError, KernelLostError, KernelMemoryError } from "/static/kvasir/kernels/errors.js";
+import { KernelError, KernelLostError, KernelMemoryError } from "/static/kvasir/errors.js";
 import { FaultCode } from "/static/kvasir/wire/frames.js";
 import { Kind } from "/static/kvasir/wire/header.js";
 import { ComputeQueue } from "/static/kvasir/worker/serving/compute.js";
-import { ScriptedKernel, dispatch, holdingsOf, outputsOf, settle } from "./scripted_relay.mjs";
+import { dispatch, holdingsOf, outputsOf, ScriptedKernel, settle } from "./scripted_relay.mjs";
 
 const ROW_BYTES = 4 * 256; // of outputs
 
@@ -18,12 +18,20 @@ class Desk {
         this.computed = [];
         this.answers = [];
         this.clients = {};
-        this.queue = new ComputeQueue(holdingsOf(kernel), { onComputed: (told) => this.computed.push(told), ...options });
+        this.queue = new ComputeQueue(holdingsOf(kernel), {
+            onComputed: (told) => this.computed.push(told),
+            ...options,
+        });
     }
 
     submit(name, asked) {
-        const client = (this.clients[name] ??= { name });
-        this.queue.submit({ client, dispatch: asked, answer: (frame) => this.answers.push([name, frame.request, frame]) });
+        this.clients[name] ??= { name };
+        const client = this.clients[name];
+        this.queue.submit({
+            client,
+            dispatch: asked,
+            answer: (frame) => this.answers.push([name, frame.request, frame]),
+        });
     }
 
     // A kernel that is busy with two dispatches of other clients, so that what comes now waits.
@@ -58,7 +66,7 @@ test("jobs of one layer are computed together, others not with them, all with th
     const asked = [1, 2, 3, 4, 5, 6].map((n) =>
         dispatch(n, { layer: n % 2 ? 2 : 5, nRows: 1 + (n % 3), pairIds: pairs(n).map((id) => id % 2) }),
     );
-    asked.forEach((item, i) => desk.submit(`client ${i % 3}`, item));
+    for (const [i, item] of asked.entries()) desk.submit(`client ${i % 3}`, item);
     await settle();
     await desk.finish();
     assert.deepEqual(sizes(desk.kernel), [1 + 3 + 5, 2 + 4 + 6]);
@@ -67,18 +75,24 @@ test("jobs of one layer are computed together, others not with them, all with th
         const experts = Array.from(pairIds, (id) => (layer === 2 ? 4 : 0) + id);
         assert.deepEqual(frame.outputs, outputsOf({ ...item, experts }));
     }
-    assert.deepEqual(desk.computed.map(({ layer, nJobs, nPairs }) => [layer, nJobs, nPairs]).slice(2), [[2, 3, 9], [5, 3, 12]]);
+    assert.deepEqual(desk.computed.map(({ layer, nJobs, nPairs }) => [layer, nJobs, nPairs]).slice(2), [
+        [2, 3, 9],
+        [5, 3, 12],
+    ]);
     assert.ok(desk.computed.every(({ seconds }) => seconds >= 0 && seconds < 600));
 });
 
 test("a batch is bounded to the byte, but one job always fits", async () => {
     const desk = new Desk({ maxBatchBytes: 5 * ROW_BYTES });
     await desk.keepBusy();
-    [9, 2, 2, 2, 1].forEach((n, i) => desk.submit("a", dispatch(i + 1, { pairIds: pairs(n) })));
+    for (const [i, n] of [9, 2, 2, 2, 1].entries()) desk.submit("a", dispatch(i + 1, { pairIds: pairs(n) }));
     await settle();
     await desk.finish();
     assert.deepEqual(sizes(desk.kernel), [9, 5, 2]);
-    assert.deepEqual(desk.order, [1, 2, 3, 5, 4].map((request) => ["a", request]));
+    assert.deepEqual(
+        desk.order,
+        [1, 2, 3, 5, 4].map((request) => ["a", request]),
+    );
 });
 
 test("clients take turns", async () => {
@@ -88,7 +102,12 @@ test("clients take turns", async () => {
     desk.submit("modest", dispatch(9));
     await settle();
     await desk.finish();
-    assert.deepEqual(desk.order, [["greedy", 1], ["modest", 9], ["greedy", 2], ["greedy", 3]]);
+    assert.deepEqual(desk.order, [
+        ["greedy", 1],
+        ["modest", 9],
+        ["greedy", 2],
+        ["greedy", 3],
+    ]);
 });
 
 test("what a client that is gone had waiting is not computed, and nothing is after the end", async () => {
@@ -134,7 +153,10 @@ for (const [error, code, message] of FAILURES) {
         desk.submit("a", dispatch(2));
         await settle();
         assert.equal(desk.answers[1][2].kind, Kind.RESULT);
-        assert.deepEqual(desk.computed.map(({ nJobs }) => nJobs), [1]);
+        assert.deepEqual(
+            desk.computed.map(({ nJobs }) => nJobs),
+            [1],
+        );
     });
 }
 

@@ -16,10 +16,10 @@ from typing import Any
 import httpx
 from playwright.async_api import Page
 
-from backbone.engine.sampling.params import SamplingParams
 from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.swarm.transport import NoWorkers
 from backbone.management.generation import generate
+from backbone.sampling_params import SamplingParams
 from kvasir.slicing.budget import WORKER_OVERHEAD_BYTES
 from tests.browser.chromium import DEADLINE_S, Chromium, wait_until
 from tests.browser.raw_chromium import Tab

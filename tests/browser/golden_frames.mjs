@@ -4,7 +4,7 @@
 import { readFileSync } from "node:fs";
 import { expertRange } from "../../frontend/static/kvasir/slicing/expert_ranges.js";
 import * as frames from "../../frontend/static/kvasir/wire/frames.js";
-import { WireType, encodedRowBytes, makeLimits } from "../../frontend/static/kvasir/wire/header.js";
+import { encodedRowBytes, makeLimits, WireType } from "../../frontend/static/kvasir/wire/header.js";
 
 export const ENTRIES = JSON.parse(readFileSync(new URL("../golden/wire/frames.json", import.meta.url), "utf8"));
 
@@ -17,10 +17,13 @@ function dispatchOf({ request, layer, n_rows: nRows, n_pairs: nPairs, d_model: d
     const rows = Uint8Array.from({ length: nRows * encodedRowBytes(dtype, dModel) }, (_, i) => mixed(i) >>> 24);
     const pairRows = Uint32Array.from({ length: nPairs }, (_, i) => i % nRows);
     const pairIds = Uint32Array.from({ length: nPairs }, (_, i) => mixed(i) % 256);
-    const sums = (flags & 4) === 0 ? null : {
-        weights: Float32Array.from({ length: nPairs }, (_, i) => (mixed(i) >>> 8) / 2 ** 24),
-        exponents: Int32Array.from({ length: nRows }, (_, i) => (mixed(i) >>> 24) - 180),
-    };
+    const sums =
+        (flags & 4) === 0
+            ? null
+            : {
+                  weights: Float32Array.from({ length: nPairs }, (_, i) => (mixed(i) >>> 8) / 2 ** 24),
+                  exponents: Int32Array.from({ length: nRows }, (_, i) => (mixed(i) >>> 24) - 180),
+              };
     const told = { isReplyF16: (flags & 1) !== 0, hasMore: (flags & 2) !== 0, sums };
     return { kind: 4, request, layer, rowFormat: dtype, dModel, nRows, rows, pairRows, pairIds, ...told };
 }

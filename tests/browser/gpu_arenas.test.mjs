@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { KernelError, KernelMemoryError } from "/static/kvasir/kernels/errors.js";
+import { KernelError, KernelMemoryError } from "/static/kvasir/errors.js";
 import { GpuArenas } from "/static/kvasir/kernels/gpu/arenas.js";
 
 /** A device that has `memory` bytes, and keeps what is written. */
@@ -12,14 +12,23 @@ class MadeUpDevice {
         this.memory = memory;
         this.used = 0;
         this.scopes = [];
-        this.queue = { writeBuffer: (buffer, offset, data, start = 0, n = data.length) => this.write(buffer, offset, data.subarray(start, start + n)) };
+        this.queue = {
+            writeBuffer: (buffer, offset, data, start = 0, n = data.length) =>
+                this.write(buffer, offset, data.subarray(start, start + n)),
+        };
     }
 
     createBuffer({ size }) {
         const fits = this.used + size <= this.memory;
         if (fits) this.used += size;
         else this.scopes[this.scopes.length - 1] ??= { message: "out of memory" };
-        return { size, bytes: new Uint8Array(fits && size < 2 ** 20 ? size : 0), destroy: () => void (fits && (this.used -= size)) };
+        return {
+            size,
+            bytes: new Uint8Array(fits && size < 2 ** 20 ? size : 0),
+            destroy: () => {
+                if (fits) this.used -= size;
+            },
+        };
     }
 
     write(buffer, offset, data) {
@@ -45,8 +54,11 @@ test("places lie side by side in arenas of whole experts, and never overlap", as
     const places = await Promise.all(Array.from({ length: 25 }, () => arenas.reserve(700)));
     assert.equal(arenas.arenas.length, 3);
     for (const arena of arenas.arenas) {
-        const starts = places.filter((place) => place.arena === arena).map((place) => place.start).sort((a, b) => a - b);
-        starts.forEach((start, i) => assert.equal(start, 768 * i));
+        const starts = places
+            .filter((place) => place.arena === arena)
+            .map((place) => place.start)
+            .sort((a, b) => a - b);
+        for (const [i, start] of starts.entries()) assert.equal(start, 768 * i);
     }
     assert.ok(places.every((place) => place.size === 768 && place.start + place.size <= place.arena.size));
 });
@@ -73,7 +85,10 @@ test("a full budget says what was asked and what is left", async () => {
     await arenas.reserve(1024);
     await assert.rejects(arenas.reserve(1024), { name: "KernelMemoryError", needed: 1024, available: 976 });
     await arenas.reserve(700);
-    await assert.rejects(arenas.reserve(2 * MIB), (error) => error instanceof KernelError && !(error instanceof KernelMemoryError));
+    await assert.rejects(
+        arenas.reserve(2 * MIB),
+        (error) => error instanceof KernelError && !(error instanceof KernelMemoryError),
+    );
 });
 
 test("a device with less memory than the budget is used as far as it goes", async () => {

@@ -63,7 +63,12 @@ function wanted(chunk, pairExperts, pairRows, matrix) {
         const nOut = isDown ? expert.dModel : expert.dFf;
         for (let row = 0; row < nOut; row += 32) {
             const column = matrix === "up" ? expert.dFf : 0;
-            const facts = [expert.place.arena.name, expert.types[matrix], expert.offsets[matrix], expert.exponents[matrix]];
+            const facts = [
+                expert.place.arena.name,
+                expert.types[matrix],
+                expert.offsets[matrix],
+                expert.exponents[matrix],
+            ];
             keys.push([...facts, column, isDown ? n + slot : slot, row].join(" "));
         }
     }
@@ -76,7 +81,10 @@ function checkPlan(pairRows, pairExperts, limits) {
     assert.deepEqual(pairs, Array.from(pairRows.keys()));
     for (const chunk of chunks) {
         assert.ok(chunk.pairs.length <= 4096);
-        assert.ok(chunk.pairs.length * Math.max(chunk.dModel, 2 * chunk.dFf) * 4 <= limits.bufferBytes || chunk.pairs.length === 1);
+        assert.ok(
+            chunk.pairs.length * Math.max(chunk.dModel, 2 * chunk.dFf) * 4 <= limits.bufferBytes ||
+                chunk.pairs.length === 1,
+        );
         const gateUp = [...wanted(chunk, pairExperts, pairRows, "gate"), ...wanted(chunk, pairExperts, pairRows, "up")];
         compare(coverage(chunk, chunk.gateUp, limits.lanes), gateUp);
         compare(coverage(chunk, chunk.down, limits.lanes), wanted(chunk, pairExperts, pairRows, "down"));
@@ -96,8 +104,14 @@ test("one pair is one dispatch a stage and type, by the program for one", () => 
     const [expert] = makeExperts(1, { dModel: 512, dFf: 256 }, [{ name: "a" }]);
     const [chunk] = checkPlan(Uint32Array.of(3), [expert], LIMITS);
     assert.deepEqual(chunk.rows, [3]);
-    assert.deepEqual(chunk.gateUp.map(({ program, type, x, y }) => [program, type, x, y]), [["matvec_1", "Q4_K", 16, 2]]);
-    assert.deepEqual(chunk.down.map(({ program, x, y, work }) => [program, x, y, work]), [["matvec_1", 32, 1, 512 * 256]]);
+    assert.deepEqual(
+        chunk.gateUp.map(({ program, type, x, y }) => [program, type, x, y]),
+        [["matvec_1", "Q4_K", 16, 2]],
+    );
+    assert.deepEqual(
+        chunk.down.map(({ program, x, y, work }) => [program, x, y, work]),
+        [["matvec_1", 32, 1, 512 * 256]],
+    );
     assert.deepEqual(chunk.gateUp[0].shape, [2, 256, 288, 512, 0, 0, 0, 0]);
     assert.deepEqual(chunk.down[0].shape, [1, 512, 144, 512, 2, 0, 0, 0]);
 });
@@ -115,9 +129,15 @@ test("a long call is split where a buffer would be too large, and where 4,096 pa
     const [expert] = makeExperts(1, { dModel: 256, dFf: 256 }, [{ name: "a" }]);
     const rows = new Uint32Array(5000);
     const experts = Array.from(rows, () => expert);
-    assert.deepEqual(checkPlan(rows, experts, LIMITS).map((chunk) => chunk.pairs.length), [4096, 904]);
+    assert.deepEqual(
+        checkPlan(rows, experts, LIMITS).map((chunk) => chunk.pairs.length),
+        [4096, 904],
+    );
     const chunks = checkPlan(rows, experts, { ...LIMITS, bufferBytes: 2048 * 1000 });
-    assert.deepEqual(chunks.map((chunk) => chunk.pairs.length), [1000, 1000, 1000, 1000, 1000]);
+    assert.deepEqual(
+        chunks.map((chunk) => chunk.pairs.length),
+        [1000, 1000, 1000, 1000, 1000],
+    );
 });
 
 test("work of a dispatch stays below the limit: tasks are cut, then rows", () => {
@@ -139,7 +159,11 @@ test("any call is computed whole", () => {
         const narrow = makeExperts(1 + (drawn[0] % 6), { dModel: 512, dFf: 256 }, arenas);
         const wide = makeExperts(drawn[1] % 3, { dModel: 512, dFf: 768 }, arenas).map((expert) => ({
             ...expert,
-            offsets: { gate: expert.offsets.gate + 4800, up: expert.offsets.up + 4800, down: expert.offsets.down + 4800 },
+            offsets: {
+                gate: expert.offsets.gate + 4800,
+                up: expert.offsets.up + 4800,
+                down: expert.offsets.down + 4800,
+            },
         }));
         const experts = [...narrow, ...wide];
         const n = 1 + (drawn[2] % 90);

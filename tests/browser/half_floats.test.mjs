@@ -12,7 +12,7 @@ test("every finite half is the float that it says, and rounds to itself", () => 
     const halves = Uint16Array.from({ length: 65536 }, (_, i) => i).filter((half) => (half & 0x7c00) !== 0x7c00);
     const floats = Float32Array.from(new Float16Array(halves.slice().buffer));
     assert.deepEqual(f16Reply(floats, 1), halves);
-    halves.forEach((half, i) => assert.equal(floatOfHalf(half), floats[i]));
+    for (const [i, half] of halves.entries()) assert.equal(floatOfHalf(half), floats[i]);
 });
 
 test("every float between two halves goes to the nearer one, and to the even one in the middle", () => {

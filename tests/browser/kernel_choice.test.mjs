@@ -2,19 +2,11 @@
 
 import assert from "node:assert/strict";
 import test from "node:test";
-
+import { GpuUnavailableError, KernelError, KernelMemoryError, UnsupportedBrowserError } from "/static/kvasir/errors.js";
 import { BothKernel } from "/static/kvasir/kernels/both_kernel.js";
-import {
-    GpuUnavailableError,
-    KernelError,
-    KernelMemoryError,
-    UnsupportedBrowserError,
-} from "/static/kvasir/kernels/errors.js";
-import { chooseKernel, crossing } from "/static/kvasir/kernels/kernel_choice.js";
-import { measureKernel } from "/static/kvasir/kernels/kernel_measure.js";
-import { KX1_FINGERPRINT, expertBytes } from "/static/kvasir/kernels/kx1_format.js";
+import { chooseKernel, crossing, measureKernel } from "/static/kvasir/kernels/kernel_choice.js";
+import { expertBytes, KX1_FINGERPRINT, packRows } from "/static/kvasir/kernels/kx1_format.js";
 import { plainRows } from "/static/kvasir/kernels/kx1_inputs.js";
-import { packRows } from "/static/kvasir/kernels/kx1_pack.js";
 import { madeExpert, selfTest } from "/static/kvasir/kernels/selftest.js";
 import { createWasmKernel } from "/static/kvasir/kernels/wasm/kernel.js";
 import { readBuild, startThread } from "./wasm_node.mjs";
@@ -58,7 +50,11 @@ test("WebAssembly alone is chosen, tested, and its build remembered", async () =
 
 test("a remembered build is taken without measuring; one that cannot run any more is not", async () => {
     const asked = [];
-    const counted = { ...WASM, readBuild: (name) => (asked.push(name), readBuild(name)) };
+    const counting = (name) => {
+        asked.push(name);
+        return readBuild(name);
+    };
+    const counted = { ...WASM, readBuild: counting };
     const options = { budgetBytes: BUDGET, only: "wasm", wasm: counted };
     const record = { gpu: null, build: "kx1_simd128", gpuFrom: null };
     const kernel = await chooseKernel({ ...options, remembered: memory(record) });
@@ -102,9 +98,17 @@ function fakeGpus(msOf, description = "a GPU") {
     const create = async ({ maxBytes, tunables }) => {
         const loaded = new Map();
         const gpu = {
-            backend: "webgpu", name: "kx1", fingerprint: KX1_FINGERPRINT, description, lost: new Promise(() => {}),
-            capacityBytes: maxBytes, loadedBytes: 0, tunables: tunables ?? { lanes: 8, tiledFrom: 16 },
-            given: tunables, isClosed: false, nCalls: 0,
+            backend: "webgpu",
+            name: "kx1",
+            fingerprint: KX1_FINGERPRINT,
+            description,
+            lost: new Promise(() => {}),
+            capacityBytes: maxBytes,
+            loadedBytes: 0,
+            tunables: tunables ?? { lanes: 8, tiledFrom: 16 },
+            given: tunables,
+            isClosed: false,
+            nCalls: 0,
             load: async (key, weights) => void loaded.set(key, weights),
             unload: (key) => loaded.delete(key),
             compute: async ({ pairKeys, dModel }) => {
@@ -150,7 +154,10 @@ test("another GPU than the remembered one is measured anew", async () => {
     const options = { budgetBytes: BUDGET, shape: SHAPE, wasm: WASM, remembered };
     const kernel = await chooseKernel({ ...options, createGpu: gpus.create });
     assert.equal(kernel.backend, "wasm");
-    assert.deepEqual(gpus.made.map((gpu) => gpu.isClosed), [true, true]);
+    assert.deepEqual(
+        gpus.made.map((gpu) => gpu.isClosed),
+        [true, true],
+    );
     assert.equal(remembered.record.gpu.description, "a GPU");
     kernel.close();
 });
@@ -190,11 +197,17 @@ test("a kernel of two computes small messages in one and large ones in the other
     const used = [];
     for (const half of ["gpu", "wasm"]) {
         const compute = both[half].compute.bind(both[half]);
-        both[half].compute = (call) => (used.push(half), compute(call));
+        both[half].compute = (call) => {
+            used.push(half);
+            return compute(call);
+        };
     }
     const rows = packRows(plainRows(3, SHAPE.dModel, 3), SHAPE.dModel);
     const call = (n) => ({
-        rows, nRows: 3, dModel: SHAPE.dModel, pairRows: Uint32Array.from({ length: n }, (_, i) => i),
+        rows,
+        nRows: 3,
+        dModel: SHAPE.dModel,
+        pairRows: Uint32Array.from({ length: n }, (_, i) => i),
         pairKeys: Array(n).fill("a"),
     });
     const [two, three] = [await both.compute(call(2)), await both.compute(call(3))];

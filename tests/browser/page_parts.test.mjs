@@ -15,8 +15,20 @@ const { isAccountKey } = await import("/static/kvasir/pages/account_key.js");
 const { initialState } = await import("/static/kvasir/worker/tab/messages.js");
 
 test("bytes are read in powers of 1024, in three digits", () => {
-    const shown = [0, 1, 1023, 1024, 1536, 10 * 1024, 100.4 * 1024 ** 2, 5.129 * 1024 ** 3, 2 ** 50].map(format.formatBytes);
-    assert.deepEqual(shown, ["0 bytes", "1 byte", "1,023 bytes", "1 KiB", "1.5 KiB", "10 KiB", "100 MiB", "5.13 GiB", "1,024 TiB"]);
+    const shown = [0, 1, 1023, 1024, 1536, 10 * 1024, 100.4 * 1024 ** 2, 5.129 * 1024 ** 3, 2 ** 50].map(
+        format.formatBytes,
+    );
+    assert.deepEqual(shown, [
+        "0 bytes",
+        "1 byte",
+        "1,023 bytes",
+        "1 KiB",
+        "1.5 KiB",
+        "10 KiB",
+        "100 MiB",
+        "5.13 GiB",
+        "1,024 TiB",
+    ]);
 });
 
 test("a share that is nearly all is never called all, nor one that is nearly nothing nothing", () => {
@@ -44,7 +56,17 @@ test("numbers are written as the page's language writes them", () => {
 });
 
 test("every phase has a title and a sentence, and only a serving tab is green", () => {
-    const phases = ["idle", "starting", "working", "paused", "recovering", "leaving", "elsewhere", "unsupported", "failed"];
+    const phases = [
+        "idle",
+        "starting",
+        "working",
+        "paused",
+        "recovering",
+        "leaving",
+        "elsewhere",
+        "unsupported",
+        "failed",
+    ];
     const heads = phases.map((phase) => headline({ ...initialState(), phase }));
     assert.ok(heads.every(({ title, text }) => title && text));
     assert.equal(new Set(heads.map(({ title }) => title)).size, phases.length);
@@ -60,9 +82,24 @@ test("a download says its true bytes", () => {
 
 test("every problem of the worker has a sentence of its own, and an unknown one still has one", () => {
     const codes = [
-        "site_away", "relay_away", "nothing_wanted", "no_room", "download_failed", "quarantined", "token_refused", "invite_needed",
-        "registration_closed", "refused", "storage_unavailable", "memory", "gpu_lost", "reload_needed", "kernel", "unsupported",
-        "model_changed", "defect",
+        "site_away",
+        "relay_away",
+        "nothing_wanted",
+        "no_room",
+        "download_failed",
+        "quarantined",
+        "token_refused",
+        "invite_needed",
+        "registration_closed",
+        "refused",
+        "storage_unavailable",
+        "memory",
+        "gpu_lost",
+        "reload_needed",
+        "kernel",
+        "unsupported",
+        "model_changed",
+        "defect",
     ];
     assert.equal(new Set(codes.map(problemText)).size, codes.length);
     assert.equal(problemText("of another version"), problemText("defect"));
@@ -71,7 +108,8 @@ test("every problem of the worker has a sentence of its own, and an unknown one 
 test("what can be an account's key", () => {
     const key = `kva-${"0a".repeat(8)}-${"aB_-".repeat(10)}xyz`;
     assert.ok(isAccountKey(key));
-    for (const wrong of ["", key.slice(1), `${key}x`, key.replace("kva", "kvs"), ` ${key}`, key.toUpperCase()]) assert.ok(!isAccountKey(wrong));
+    for (const wrong of ["", key.slice(1), `${key}x`, key.replace("kva", "kvs"), ` ${key}`, key.toUpperCase()])
+        assert.ok(!isAccountKey(wrong));
 });
 
 /** Answer fetches in turn; what was asked is kept. */
@@ -87,21 +125,40 @@ function answers(...replies) {
 }
 
 const item = (day, reason = "") => ({
-    node_id: "n1", fingerprint: "f", layer: 3, experts: [0, 8], day, row_experts: 5, microcredits: 5000, paid: !reason, reason,
+    node_id: "n1",
+    fingerprint: "f",
+    layer: 3,
+    experts: [0, 8],
+    day,
+    row_experts: 5,
+    microcredits: 5000,
+    paid: !reason,
+    reason,
 });
 
 test("the CSV has every page, a line each, quoted where it must be", async () => {
-    const pages = [{ items: [item("2025-12-02")], next: "20424.7" }, { items: [item("2025-12-01", 'a "lie", proven')], next: null }];
+    const pages = [
+        { items: [item("2025-12-02")], next: "20424.7" },
+        { items: [item("2025-12-01", 'a "lie", proven')], next: null },
+    ];
     const asked = answers(...pages.map((body) => ({ body })));
     const lines = (await rewardsCsv("kva-x", { paid: "" })).split("\r\n");
     assert.deepEqual(lines.slice(1), [
-        "2025-12-02,n1,f,3,0,7,5,5000,true,", '2025-12-01,n1,f,3,0,7,5,5000,false,"a ""lie"", proven"', "",
+        "2025-12-02,n1,f,3,0,7,5,5000,true,",
+        '2025-12-01,n1,f,3,0,7,5,5000,false,"a ""lie"", proven"',
+        "",
     ]);
-    assert.deepEqual(asked, [["/api/rewards?limit=1000", "Bearer kva-x"], ["/api/rewards?cursor=20424.7&limit=1000", "Bearer kva-x"]]);
+    assert.deepEqual(asked, [
+        ["/api/rewards?limit=1000", "Bearer kva-x"],
+        ["/api/rewards?cursor=20424.7&limit=1000", "Bearer kva-x"],
+    ]);
 });
 
 test("a refusal keeps its code, and silence is told as such", async () => {
     answers({ status: 401, body: { error: { code: "account_unknown", message: "no" } } }, new TypeError("network"));
-    await assert.rejects(askRewards("kva-x"), (error) => error instanceof RewardsError && error.code === "account_unknown");
+    await assert.rejects(
+        askRewards("kva-x"),
+        (error) => error instanceof RewardsError && error.code === "account_unknown",
+    );
     await assert.rejects(askRewards("kva-x"), (error) => error.code === "away");
 });

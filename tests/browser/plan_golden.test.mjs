@@ -4,13 +4,13 @@
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
-import { expertRange } from "../../frontend/static/kvasir/slicing/expert_ranges.js";
 import { failuresAfter, reconnectDelayS } from "../../frontend/static/kvasir/edge/reconnect.js";
-import { LookResult, keepAliveAction } from "../../frontend/static/kvasir/edge/signs_of_life.js";
-import { isSettled, nextAction, toState, waitS } from "../../frontend/static/kvasir/worker/agent/plan.js";
-import * as changes from "../../frontend/static/kvasir/worker/agent/plan_changes.js";
-import { NO_TIMES, makePiece, workerState } from "../../frontend/static/kvasir/worker/agent/plan_state.js";
+import { keepAliveAction, LookResult } from "../../frontend/static/kvasir/edge/signs_of_life.js";
+import { expertRange } from "../../frontend/static/kvasir/slicing/expert_ranges.js";
+import { isSettled, mustFinish, nextAction, toState, waitS } from "../../frontend/static/kvasir/worker/agent/plan.js";
+import { makePiece, NO_TIMES, workerState } from "../../frontend/static/kvasir/worker/agent/plan_state.js";
 
+const changes = await import("../../frontend/static/kvasir/worker/agent/plan_changes.js");
 const { values, cases } = JSON.parse(readFileSync(new URL("../golden/plan/cases.json", import.meta.url), "utf8"));
 const ACTIONS = ["Leave", "Register", "Rotate", "Serve", "Beat", "Fetch", "Volunteer", "Look", "PlanMove"];
 ACTIONS.push("Withdraw", "Stay", "Drop");
@@ -52,6 +52,7 @@ const ASK = {
     wait_s: waitS,
     to_state: toState,
     is_settled: isSettled,
+    must_finish: mustFinish,
     reconnect_delay_s: reconnectDelayS,
     failures_after: failuresAfter,
     keepalive_action: (nowS, heardS, pingedS, [intervalS, deadlineS]) => {

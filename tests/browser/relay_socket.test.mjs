@@ -3,15 +3,21 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { EdgeError, EdgeTimeout, HandshakeRefused } from "/static/kvasir/wire/errors.js";
-import { RelaySocket } from "/static/kvasir/relay/socket.js";
 import { KEEP_ALIVE } from "/static/kvasir/edge/signs_of_life.js";
-import { FaultCode, RefuseCode, Role, fault, goaway, hello, ping, pong, refuse } from "/static/kvasir/wire/frames.js";
+import { EdgeError, EdgeTimeout, HandshakeRefused } from "/static/kvasir/errors.js";
+import { RelaySocket } from "/static/kvasir/relay/socket.js";
+import { FaultCode, fault, goaway, hello, ping, pong, RefuseCode, Role, refuse } from "/static/kvasir/wire/frames.js";
 import { Kind, PROTOCOL_LIMITS } from "/static/kvasir/wire/header.js";
-import { KERNEL, MODEL, ScriptedOutside, backboneHello, settle } from "./scripted_relay.mjs";
+import { backboneHello, KERNEL, MODEL, ScriptedOutside, settle } from "./scripted_relay.mjs";
 
 const URL_ = "wss://relay.test/relay";
-const HELLO = hello({ role: Role.WORKER, modelFingerprint: MODEL, kernelFingerprint: KERNEL, kernel: "kx1", token: "kvs-x" });
+const HELLO = hello({
+    role: Role.WORKER,
+    modelFingerprint: MODEL,
+    kernelFingerprint: KERNEL,
+    kernel: "kx1",
+    token: "kvs-x",
+});
 const MIB = 1024 * 1024;
 
 // Edges that opened, each with an owner that keeps what it is told.
@@ -56,10 +62,18 @@ test("it says hello with its token, and takes the relay's credit", async () => {
 });
 
 const OPENINGS = {
-    "a refusal": [(s) => s.say(0, refuse(RefuseCode.MODEL, "yours and mine")), HandshakeRefused, /refused \(MODEL\): yours/],
-    garbage: [(s) => s.sayBytes(Uint8Array.from([1, 2, 3])), EdgeError, /does not speak this protocol: .* head of a record/],
+    "a refusal": [
+        (s) => s.say(0, refuse(RefuseCode.MODEL, "yours and mine")),
+        HandshakeRefused,
+        /refused \(MODEL\): yours/,
+    ],
+    garbage: [
+        (s) => s.sayBytes(Uint8Array.from([1, 2, 3])),
+        EdgeError,
+        /does not speak this protocol: .* head of a record/,
+    ],
     text: [(s) => s.onmessage({ data: "hello" }), EdgeError, /does not speak this protocol: a text message/],
-    "a frame out of place": [(s) => s.say(0, fault(1, FaultCode.BUSY, "")), EdgeError, /out of place/],
+    "a frame out of place": [(s) => s.say(0, fault(1, FaultCode.BUSY, "")), EdgeError, /is not expected/],
     "a close": [(s) => s.hangUp(1013, "later"), EdgeError, /cannot be reached: socket closed \(1013: later\)/],
 };
 
@@ -76,7 +90,7 @@ for (const [what, [act, kind, reason]] of Object.entries(OPENINGS)) {
     });
 }
 
-test("a relay that says nothing is given up, and so is an opening that nobody wants any more", async () => {
+test("a relay that says nothing is aborted, and so is an opening that nobody wants any more", async () => {
     const outside = new ScriptedOutside();
     const { connecting } = dial(outside);
     await outside.pass(15);
@@ -84,9 +98,9 @@ test("a relay that says nothing is given up, and so is an opening that nobody wa
     const stopping = new AbortController();
     const again = dial(outside, { signal: stopping.signal });
     stopping.abort();
-    await assert.rejects(again.connecting, /given up/);
+    await assert.rejects(again.connecting, /aborted/);
     const late = dial(outside, { signal: stopping.signal });
-    await assert.rejects(late.connecting, /given up/);
+    await assert.rejects(late.connecting, /aborted/);
     assert.equal(outside.sockets.length, 2);
 });
 
@@ -105,8 +119,14 @@ test("edges open with a hello, are told apart, and end one by one", async () => 
     socket.say(7, backboneHello({ name: "seven" }));
     socket.say(8, backboneHello({ name: "eight" }));
     socket.say(8, ping(5));
-    assert.deepEqual(edges.map(({ link }) => link.number), [7, 8]);
-    assert.deepEqual(edges.map(({ frames }) => frames.map(({ kind }) => kind)), [[Kind.HELLO], [Kind.HELLO, Kind.PING]]);
+    assert.deepEqual(
+        edges.map(({ link }) => link.number),
+        [7, 8],
+    );
+    assert.deepEqual(
+        edges.map(({ frames }) => frames.map(({ kind }) => kind)),
+        [[Kind.HELLO], [Kind.HELLO, Kind.PING]],
+    );
     socket.say(7, fault(0, FaultCode.GONE, "backbone gone"));
     await settle();
     assert.equal(edges[0].closed, "the edge ended (GONE): backbone gone");
@@ -138,15 +158,28 @@ test("what is said in one moment leaves in one message, and a bundle is bounded"
     for (let n = 1; n <= 10; n++) link.send(pong(n), PROTOCOL_LIMITS);
     await settle();
     assert.equal(socket.messages.length, 2);
-    assert.deepEqual(socket.on(7).map((frame) => frame.number), [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]);
+    assert.deepEqual(
+        socket.on(7).map((frame) => frame.number),
+        [1, 2, 3, 4, 5, 6, 7, 8, 9, 10],
+    );
     assert.equal(link.queuedBytes, 0);
     const half = 3 * 43687; // values, with which a record has half a MiB
-    const large = { kind: Kind.RESULT, request: 1, layer: 0, nPairs: 3, dModel: 43687, outputs: new Float32Array(half) };
+    const large = {
+        kind: Kind.RESULT,
+        request: 1,
+        layer: 0,
+        nPairs: 3,
+        dModel: 43687,
+        outputs: new Float32Array(half),
+    };
     for (let n = 0; n < 5; n++) link.send(large, PROTOCOL_LIMITS);
     link.send({ ...large, nPairs: 43687, dModel: 3 }, PROTOCOL_LIMITS);
     link.send(pong(11), PROTOCOL_LIMITS);
     await settle();
-    assert.deepEqual(socket.messages.slice(2).map(({ length }) => length), [MIB, MIB, MIB, 44]);
+    assert.deepEqual(
+        socket.messages.slice(2).map(({ length }) => length),
+        [MIB, MIB, MIB, 44],
+    );
 });
 
 test("a frame that is larger than a bundle leaves alone", async () => {
@@ -156,7 +189,10 @@ test("a frame that is larger than a bundle leaves alone", async () => {
     const large = { kind: Kind.RESULT, request: 1, layer: 0, nPairs: 300, dModel: 1024, outputs };
     for (const frame of [pong(1), large, pong(2)]) edges[0].link.send(frame, PROTOCOL_LIMITS);
     await settle();
-    assert.deepEqual(socket.messages.slice(1).map(({ length }) => length), [44, 44 + outputs.byteLength, 44]);
+    assert.deepEqual(
+        socket.messages.slice(1).map(({ length }) => length),
+        [44, 44 + outputs.byteLength, 44],
+    );
 });
 
 test("nothing leaves after the end", async () => {
@@ -261,7 +297,10 @@ for (const [what, act] of Object.entries({
         act(socket);
         assert.match(await relay.closed, /revoked|1006|at most|empty message/);
         await settle();
-        assert.deepEqual(edges.map(({ closed }) => closed === null), [false, false]);
+        assert.deepEqual(
+            edges.map(({ closed }) => closed === null),
+            [false, false],
+        );
         assert.ok(socket.isClosed);
         edges[0].link.close("again"); // harmless
         await outside.pass(3);

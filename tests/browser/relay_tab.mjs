@@ -4,7 +4,7 @@
 
 import { createInterface } from "node:readline";
 import { RelayWorker } from "/static/kvasir/worker/serving/join.js";
-import { ScriptedKernel, holdingsOf } from "./scripted_relay.mjs";
+import { holdingsOf, ScriptedKernel } from "./scripted_relay.mjs";
 
 const say = (event, facts = {}) => console.log(JSON.stringify({ event, ...facts }));
 const lines = createInterface({ input: process.stdin })[Symbol.asyncIterator]();

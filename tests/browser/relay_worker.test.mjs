@@ -5,8 +5,8 @@ import { test } from "node:test";
 import { FIRST_S, STEADY_S } from "/static/kvasir/edge/reconnect.js";
 import { recordHead } from "/static/kvasir/relay/records.js";
 import { encode, join } from "/static/kvasir/wire/codec.js";
-import { RefuseCode, goaway, pause, ping, pong } from "/static/kvasir/wire/frames.js";
-import { Kind, checksum } from "/static/kvasir/wire/header.js";
+import { goaway, pause, ping, pong, RefuseCode } from "/static/kvasir/wire/frames.js";
+import { checksum, Kind } from "/static/kvasir/wire/header.js";
 import { mixed } from "./golden_frames.mjs";
 import { backboneHello, dispatch, settle } from "./scripted_relay.mjs";
 import { results, serving, world } from "./served_worker.mjs";
@@ -23,7 +23,13 @@ test("a pause is told to all, also to who comes later, and answers go on", async
     socket.say(2, backboneHello());
     kernel.release();
     await settle();
-    assert.deepEqual(socket.on(1).slice(1).map(({ kind }) => kind), [Kind.PAUSE, Kind.RESULT]);
+    assert.deepEqual(
+        socket
+            .on(1)
+            .slice(1)
+            .map(({ kind }) => kind),
+        [Kind.PAUSE, Kind.RESULT],
+    );
     assert.deepEqual(socket.on(1)[1], pause(UNTIL_RESUMED_MS));
     assert.deepEqual(socket.on(2)[1], pause(UNTIL_RESUMED_MS));
     worker.setPaused(false);
@@ -102,7 +108,10 @@ test("a relay that is away is dialled again, later and later, and at once when a
     assert.equal(outside.sockets.length, 5);
     worker.stop("done"); // while it waits
     await ended;
-    assert.deepEqual(outside.timers.filter(({ atS }) => atS > outside.now + 1), []);
+    assert.deepEqual(
+        outside.timers.filter(({ atS }) => atS > outside.now + 1),
+        [],
+    );
 });
 
 test("a relay that was steady is dialled again soon", async () => {
@@ -128,8 +137,15 @@ test("a relay that was steady is dialled again soon", async () => {
 test("whatever a relay says, it is answered, or ends its edge or the socket; and nothing is a defect", async (context) => {
     const complaints = context.mock.method(console, "error", () => undefined);
     let [nEdges, nSockets, n] = [0, 0, 0];
-    const chance = (most) => (mixed((n += 1)) >>> 7) % most;
-    const said = [backboneHello(), dispatch(1), dispatch(2, { nRows: 2, pairIds: [1, 2, 3] }), ping(1), goaway("bye"), pause(5)];
+    const chance = (most) => (mixed(++n) >>> 7) % most;
+    const said = [
+        backboneHello(),
+        dispatch(1),
+        dispatch(2, { nRows: 2, pairIds: [1, 2, 3] }),
+        ping(1),
+        goaway("bye"),
+        pause(5),
+    ];
     for (let round = 0; round < 150; round++) {
         const { socket, worker, ended } = await serving();
         for (let i = 0; i < 3 && !socket.isClosed; i++) {

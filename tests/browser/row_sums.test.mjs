@@ -4,7 +4,7 @@
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
-import { KernelError } from "/static/kvasir/kernels/errors.js";
+import { KernelError } from "/static/kvasir/errors.js";
 import { checkSumRequest, packSums, sumOutputs, unpackSums } from "/static/kvasir/kernels/sums.js";
 import { mixed } from "./golden_frames.mjs";
 
@@ -22,7 +22,10 @@ for (const { kind, name, d, n_rows: nRows, arrays } of CASES) {
     test(`golden ${kind}: ${name}`, () => {
         const packed = arrayOf(arrays.packed);
         if (kind === "refuse") {
-            assert.throws(() => unpackSums(packed, nRows, d), (error) => error instanceof KernelError && /packed sums/.test(error.message));
+            assert.throws(
+                () => unpackSums(packed, nRows, d),
+                (error) => error instanceof KernelError && /packed sums/.test(error.message),
+            );
             return;
         }
         const sums = arrayOf(arrays.sums);
@@ -55,7 +58,9 @@ function pairInteger(output, weight, exponent) {
 }
 
 test("pairs are rounded as the page says, at every exponent", () => {
-    const edges = [0, 0x80000000, 1, 0x807fffff, 0x00800000, 0x7f7fffff, 0xff7fffff, 0x3f000000, 0x4c000000, 0x4bffffff];
+    const edges = [
+        0, 0x80000000, 1, 0x807fffff, 0x00800000, 0x7f7fffff, 0xff7fffff, 0x3f000000, 0x4c000000, 0x4bffffff,
+    ];
     let nBetween = 0;
     for (let exponent = -180; exponent <= 127; exponent++) {
         const raw = Uint32Array.from({ length: 256 }, (_, i) => {
@@ -82,8 +87,16 @@ test("sums of any split of the pairs add up to the same", () => {
     const exponents = Int32Array.of(-20, -3, 7);
     const whole = sumOutputs(outputs, weights, pairRows, exponents);
     for (let cut = 0; cut <= nPairs; cut += 7) {
-        const parts = [[0, cut], [cut, nPairs]].map(([start, stop]) =>
-            sumOutputs(outputs.subarray(start * d, stop * d), weights.subarray(start, stop), pairRows.subarray(start, stop), exponents),
+        const parts = [
+            [0, cut],
+            [cut, nPairs],
+        ].map(([start, stop]) =>
+            sumOutputs(
+                outputs.subarray(start * d, stop * d),
+                weights.subarray(start, stop),
+                pairRows.subarray(start, stop),
+                exponents,
+            ),
         );
         const added = whole.map((_, i) => (parts[0][i] ?? 0) + (parts[1][i] ?? 0));
         assert.deepEqual(added, whole);
@@ -106,9 +119,15 @@ test("what no kernel sums is refused by name", () => {
         [[one, Uint32Array.of(0, 0), exponent, 1], /1 weights for 2 pairs/],
         [many(32), /a row has 32 pairs; sums hold at most 31/],
     ]) {
-        assert.throws(() => checkSumRequest(...request), (error) => error instanceof KernelError && message.test(error.message));
+        assert.throws(
+            () => checkSumRequest(...request),
+            (error) => error instanceof KernelError && message.test(error.message),
+        );
     }
-    assert.throws(() => sumOutputs(new Float32Array(5), new Float32Array(2), new Uint32Array(2), exponent), /5 outputs/);
+    assert.throws(
+        () => sumOutputs(new Float32Array(5), new Float32Array(2), new Uint32Array(2), exponent),
+        /5 outputs/,
+    );
     for (const d of [255, 257]) {
         assert.throws(() => packSums(new Int32Array(d), d), /multiple of 256/);
         assert.throws(() => unpackSums(new Uint8Array(1), 1, d), /multiple of 256/);

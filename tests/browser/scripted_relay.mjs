@@ -1,10 +1,10 @@
 // A relay that a test plays itself, over sockets and a clock in memory: for tests of the relay client.
 
-import { expertRange } from "/static/kvasir/slicing/expert_ranges.js";
 import { RELAY_EDGE, recordHead, records } from "/static/kvasir/relay/records.js";
+import { expertRange } from "/static/kvasir/slicing/expert_ranges.js";
 import { decode, encode, join } from "/static/kvasir/wire/codec.js";
-import { Role, hello, welcome } from "/static/kvasir/wire/frames.js";
-import { WireType, makeLimits } from "/static/kvasir/wire/header.js";
+import { hello, Role, welcome } from "/static/kvasir/wire/frames.js";
+import { makeLimits, WireType } from "/static/kvasir/wire/header.js";
 
 export const MODEL = "ab".repeat(32);
 export const KERNEL = "cd".repeat(32);
@@ -146,7 +146,7 @@ export class ScriptedKernel {
     }
 
     release() {
-        this.held.splice(0).forEach((go) => go());
+        for (const go of this.held.splice(0)) go();
     }
 }
 

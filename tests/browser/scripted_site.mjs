@@ -5,7 +5,7 @@ export class ScriptedSite {
     asked = []; // {url, range, ifRange, token}
     cuts = []; // bytes until the cut, slice request by slice request; undefined: none
     statuses = []; // of the next slice requests, before any is served
-    change = (position, bytes) => bytes; // of what is sent
+    change = (_position, bytes) => bytes; // of what is sent
     onChunk = () => undefined;
 
     constructor(slice, manifest, etag) {
@@ -25,7 +25,10 @@ export class ScriptedSite {
         if (url.includes("/api/manifests/")) return new Response(this.manifest);
         const status = this.statuses.shift();
         if (status !== undefined) {
-            return new Response('{"error": {"code": "busy", "message": "later"}}', { status, headers: { "retry-after": "7" } });
+            return new Response('{"error": {"code": "busy", "message": "later"}}', {
+                status,
+                headers: { "retry-after": "7" },
+            });
         }
         return this.part(headers, signal);
     };

@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { Kind } from "/static/kvasir/wire/header.js";
 import { RelayWorker } from "/static/kvasir/worker/serving/join.js";
-import { ScriptedKernel, ScriptedOutside, backboneHello, holdingsOf, outputsOf, settle } from "./scripted_relay.mjs";
+import { backboneHello, holdingsOf, outputsOf, ScriptedKernel, ScriptedOutside, settle } from "./scripted_relay.mjs";
 
 // A worker that runs, with the world around it and all that it said of itself.
 export function world(config = {}, kernel = new ScriptedKernel()) {
@@ -37,7 +37,10 @@ export const results = (socket, edge = 1) => socket.on(edge).filter(({ kind }) =
 
 // Whether a result is the right one for a dispatch.
 export function checkResult(result, asked) {
-    const experts = Array.from(asked.pairIds, (id) => ({ 2: [4, 5, 6, 7, 12, 13, 14, 15], 5: [0, 1] })[asked.layer][id]);
+    const experts = Array.from(
+        asked.pairIds,
+        (id) => ({ 2: [4, 5, 6, 7, 12, 13, 14, 15], 5: [0, 1] })[asked.layer][id],
+    );
     assert.deepEqual([result.request, result.layer, result.nPairs], [asked.request, asked.layer, asked.pairIds.length]);
     assert.deepEqual(result.outputs, outputsOf({ ...asked, experts }));
 }

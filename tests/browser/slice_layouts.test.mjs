@@ -19,8 +19,13 @@ for (const name of ["plain", "fused", "biased", "fused_biased"]) {
         };
         const { experts, modelFingerprint } = readSlice(new Uint8Array(bytes), bytes.length);
         const found = experts.map(({ layer, expert, gate, up, down, digested, hasBias, types }) => ({
-            key: `${layer}/${expert}`, gate: hash([gate]), up: hash([up]), down: hash([down]), all: hash(digested),
-            has_bias: hasBias, types: [types.gate, types.up, types.down],
+            key: `${layer}/${expert}`,
+            gate: hash([gate]),
+            up: hash([up]),
+            down: hash([down]),
+            all: hash(digested),
+            has_bias: hasBias,
+            types: [types.gate, types.up, types.down],
         }));
         assert.deepEqual([modelFingerprint, found], [wanted.fingerprint, wanted.experts]);
     });

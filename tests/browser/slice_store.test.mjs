@@ -4,15 +4,14 @@
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import test from "node:test";
-
+import * as errors from "/static/kvasir/errors.js";
+import { readSlice } from "/static/kvasir/slicing/slice_file.js";
 import { SliceCache } from "/static/kvasir/worker/slices/cache.js";
 import { Patience } from "/static/kvasir/worker/slices/download.js";
-import * as errors from "/static/kvasir/worker/slices/errors.js";
-import { readSlice } from "/static/kvasir/slicing/slice_file.js";
 import { RangeSource } from "/static/kvasir/worker/slices/http.js";
 import { parseManifest } from "/static/kvasir/worker/slices/manifest.js";
 import { SliceFolder, sliceNames } from "/static/kvasir/worker/slices/paths.js";
-import { SliceStore, offerAt } from "/static/kvasir/worker/slices/store.js";
+import { offerAt, SliceStore } from "/static/kvasir/worker/slices/store.js";
 import { MemoryDirectory } from "./memory_files.mjs";
 import { ScriptedSite } from "./scripted_site.mjs";
 
@@ -45,11 +44,23 @@ test("a slice is fetched in one request, verified, and its experts are where the
     const seen = [];
     const held = await store.obtain(OFFER, PLENTY, { progress: (done, total) => seen.push([done, total]) });
     assert.deepEqual((await dataOf(directory)).bytes, SLICE);
-    assert.deepEqual(site.asked.map(({ url }) => url), [OFFER.manifestUrl, OFFER.sliceUrl]);
+    assert.deepEqual(
+        site.asked.map(({ url }) => url),
+        [OFFER.manifestUrl, OFFER.sliceUrl],
+    );
     assert.ok(site.asked.every(({ token }) => token === "Bearer kvs-secret"));
-    assert.deepEqual([seen[0], seen.at(-1)], [[0, SLICE.length], [SLICE.length, SLICE.length]]);
+    assert.deepEqual(
+        [seen[0], seen.at(-1)],
+        [
+            [0, SLICE.length],
+            [SLICE.length, SLICE.length],
+        ],
+    );
     assert.equal(store.nDownloaded, SLICE.length);
-    assert.deepEqual(held.facts.experts.map(({ layer, expert }) => [layer, expert]), FACTS.experts);
+    assert.deepEqual(
+        held.facts.experts.map(({ layer, expert }) => [layer, expert]),
+        FACTS.experts,
+    );
     const [first] = held.facts.experts;
     assert.deepEqual([first.dModel, first.dFf, first.types], [FACTS.d_model, FACTS.d_ff, FACTS.types]);
 });
@@ -67,7 +78,12 @@ test("after every cut the next request asks for the rest, with If-Range", async 
     site.cuts = [100_000, 0, 70_001];
     await store.obtain(OFFER, PLENTY);
     const last = SLICE.length - 1;
-    assert.deepEqual(site.ranges, [`bytes=0-${last}`, `bytes=100000-${last}`, `bytes=100000-${last}`, `bytes=170001-${last}`]);
+    assert.deepEqual(site.ranges, [
+        `bytes=0-${last}`,
+        `bytes=100000-${last}`,
+        `bytes=100000-${last}`,
+        `bytes=170001-${last}`,
+    ]);
     assert.ok(site.asked.slice(1).every(({ ifRange }) => ifRange === FACTS.etag));
     assert.deepEqual((await dataOf(directory)).bytes, SLICE);
     assert.equal(store.nDownloaded, SLICE.length);
@@ -187,7 +203,8 @@ test("a header that is cut anywhere, or claims what is not there, is refused", (
 
 test("a manifest that does not add up is refused", () => {
     const sound = () => JSON.parse(new TextDecoder().decode(MANIFEST));
-    const parse = (content) => parseManifest(new TextEncoder().encode(JSON.stringify(content)), FACTS.fingerprint, RANGES);
+    const parse = (content) =>
+        parseManifest(new TextEncoder().encode(JSON.stringify(content)), FACTS.fingerprint, RANGES);
     assert.equal(parse(sound()).nBytes, SLICE.length);
     const [key] = Object.keys(sound().experts);
     const wrongs = {

@@ -2,21 +2,40 @@
 
 import assert from "node:assert/strict";
 import test from "node:test";
-
-import { KernelError, KernelLostError, KernelMemoryError } from "/static/kvasir/kernels/errors.js";
+import {
+    BrokenSliceError,
+    KernelError,
+    KernelLostError,
+    KernelMemoryError,
+    MarketAwayError,
+    MarketRefusedError,
+    SourceRefusedError,
+    TransferError,
+} from "/static/kvasir/errors.js";
 import { Agent } from "/static/kvasir/worker/agent/agent.js";
 import { AgentEdge } from "/static/kvasir/worker/agent/edge.js";
 import { Fetcher } from "/static/kvasir/worker/agent/fetch.js";
 import { AgentMemory } from "/static/kvasir/worker/agent/state.js";
-import { MarketAwayError, MarketRefusedError } from "/static/kvasir/worker/agent/market_errors.js";
-import { BrokenSliceError, SourceRefusedError, TransferError } from "/static/kvasir/worker/slices/errors.js";
 
 const MODEL = { name: "tiny", fingerprint: "f".repeat(64), nLayer: 2, nExpert: 8 };
 const RANGE = { layer: 0, start: 0, stop: 4 };
-const NOTHING = { isAssigned: false, reason: "expert coverage at target", detail: "", retryAfterS: 60, isCrowded: false };
+const NOTHING = {
+    isAssigned: false,
+    reason: "expert coverage at target",
+    detail: "",
+    retryAfterS: 60,
+    isCrowded: false,
+};
 const OFFER = {
-    isAssigned: true, model: MODEL, range: RANGE, nBytes: 1000, kernel: "kx1", scarcity: 1, rateMicrocredits: 2000,
-    relayUrl: "ws://relay.example/relay", leaseId: "a".repeat(16),
+    isAssigned: true,
+    model: MODEL,
+    range: RANGE,
+    nBytes: 1000,
+    kernel: "kx1",
+    scarcity: 1,
+    rateMicrocredits: 2000,
+    relayUrl: "ws://relay.example/relay",
+    leaseId: "a".repeat(16),
 };
 
 /** Records that are kept in memory, as a RecordStore keeps them. */
@@ -38,7 +57,13 @@ class Market {
     async register(who) {
         this.check();
         this.registered.push(who);
-        return { nodeId: "node", token: "kvs-token", expires: "", accountId: "account", accountKey: who.accountKey ? "" : "kva-key" };
+        return {
+            nodeId: "node",
+            token: "kvs-token",
+            expires: "",
+            accountId: "account",
+            accountKey: who.accountKey ? "" : "kva-key",
+        };
     }
 
     async volunteer() {
@@ -106,10 +131,16 @@ function makeAgent({ obtain = async () => HELD, load = async () => {}, memory = 
     const agent = new Agent(
         { roomBytes: 50e6, invite: "", name: "tab", facts: () => ({ backend: "wasm" }) },
         {
-            market, fetcher, memory, report,
-            makeEdge: (onChange) => new AgentEdge((options) => new Relay(options), onChange, { handoverS: 0.2, overlapS: 0.01 }),
+            market,
+            fetcher,
+            memory,
+            report,
+            makeEdge: (onChange) =>
+                new AgentEdge((options) => new Relay(options), onChange, { handoverS: 0.2, overlapS: 0.01 }),
             makeHoldings: () => ({ nExperts: 4 }),
-            clock: () => performance.now() / 1000, jitter: () => 0, wallClock: () => 1000,
+            clock: () => performance.now() / 1000,
+            jitter: () => 0,
+            wallClock: () => 1000,
         },
     );
     const until = async (isSo) => {
@@ -118,7 +149,10 @@ function makeAgent({ obtain = async () => HELD, load = async () => {}, memory = 
     return { agent, market, memory, events, released, until };
 }
 
-const isServing = ({ agent, market }) => () => agent.state.isJoined && market.beats.at(-1)?.ranges.length > 0;
+const isServing =
+    ({ agent, market }) =>
+    () =>
+        agent.state.isJoined && market.beats.at(-1)?.ranges.length > 0;
 
 test("it registers, fetches what the market promises, serves and states it, and leaves in order", async () => {
     const world = makeAgent();
@@ -128,7 +162,10 @@ test("it registers, fetches what the market promises, serves and states it, and 
     assert.equal(world.market.token, "kvs-token");
     assert.deepEqual(world.market.beats.at(-1).ranges, [RANGE]);
     assert.deepEqual(world.market.beats.at(-1).facts, { backend: "wasm" });
-    assert.deepEqual(Relay.all.map(({ options }) => options.token), ["kvs-token"]);
+    assert.deepEqual(
+        Relay.all.map(({ options }) => options.token),
+        ["kvs-token"],
+    );
     const { identity, holding } = world.memory;
     assert.deepEqual([identity.nodeId, identity.accountKey, holding.rates], ["node", "kva-key", { "0:0-4": 2000 }]);
     world.agent.stop("the test is over");
@@ -170,7 +207,7 @@ test("a pause reaches backbones at once and the market next; resuming states eve
 
 test("a pause ends a download, which goes on afterwards", async () => {
     let nAsked = 0;
-    const obtain = (offer, bytes, { signal }) => {
+    const obtain = (_offer, _bytes, { signal }) => {
         nAsked += 1;
         if (nAsked > 1) return Promise.resolve(HELD);
         return new Promise((_, reject) => signal.addEventListener("abort", () => reject(signal.reason)));
@@ -256,7 +293,11 @@ test("a defect of a download ends the agent instead of looking like one that goe
 test("other holdings take over at the relay before the old edges say goodbye", async () => {
     Relay.all = [];
     Relay.isThere = true;
-    const edge = new AgentEdge((options) => new Relay(options), () => {}, { handoverS: 0.2, overlapS: 0.01 });
+    const edge = new AgentEdge(
+        (options) => new Relay(options),
+        () => {},
+        { handoverS: 0.2, overlapS: 0.01 },
+    );
     assert.ok(await edge.serve({}, "ws://relay", "token"));
     assert.ok(await edge.serve({}, "ws://relay", "token"));
     const [old, next] = Relay.all;
@@ -274,7 +315,11 @@ test("a session that fails is no session, and one that is opening is stopped too
     Relay.all = [];
     Relay.isThere = true;
     const heard = [];
-    const edge = new AgentEdge((options) => new Relay(options), (isJoined) => heard.push(isJoined), { handoverS: 5 });
+    const edge = new AgentEdge(
+        (options) => new Relay(options),
+        (isJoined) => heard.push(isJoined),
+        { handoverS: 5 },
+    );
     await edge.serve({}, "ws://relay", "token");
     Relay.all[0].defect = new TypeError("a defect");
     Relay.all[0].end();

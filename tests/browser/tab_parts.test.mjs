@@ -3,28 +3,37 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { KernelLostError } from "/static/kvasir/kernels/errors.js";
-import { adviseBudget, boundedBudget } from "/static/kvasir/worker/tab/budget.js";
-import { UNKNOWN_SURROUNDINGS, pauseReason } from "/static/kvasir/worker/tab/conditions.js";
-import { KernelKeeper } from "/static/kvasir/worker/serving/kernel_keeper.js";
-import { News } from "/static/kvasir/worker/tab/news.js";
-import { isMetered } from "/static/kvasir/worker/tab/page_surroundings.js";
-import { NO_SETTINGS, piecesWithin, rotateInS } from "/static/kvasir/worker/agent/state.js";
-import { readRewards, rewardFacts } from "/static/kvasir/worker/agent/rewards.js";
-import { ServedCounter } from "/static/kvasir/worker/serving/served_counter.js";
-import { StatePublisher } from "/static/kvasir/worker/tab/state_publisher.js";
-import { TabReport } from "/static/kvasir/worker/tab/report.js";
+import { KernelLostError } from "/static/kvasir/errors.js";
+import { News } from "/static/kvasir/worker/agent/agent.js";
 import { workerState } from "/static/kvasir/worker/agent/plan_state.js";
+import { readRewards, rewardFacts } from "/static/kvasir/worker/agent/rewards.js";
+import { NO_SETTINGS, piecesWithin, rotateInS } from "/static/kvasir/worker/agent/state.js";
+import { KernelKeeper } from "/static/kvasir/worker/serving/kernel_keeper.js";
+import { adviseBudget, boundedBudget } from "/static/kvasir/worker/slices/budget.js";
+import { isMetered } from "/static/kvasir/worker/tab/page_surroundings.js";
+import { ServedCounter, TabReport } from "/static/kvasir/worker/tab/report.js";
+import { pauseReason, StatePublisher, UNKNOWN_SURROUNDINGS } from "/static/kvasir/worker/tab/state_publisher.js";
 
 const GIB = 2 ** 30;
 const DEVICE = {
-    hasWebGpu: true, hasWasmSimd: true, adapter: "a GPU", isSoftwareAdapter: false, gpuBytesMost: 16 * GIB,
-    memoryBytes: 16 * GIB, diskFreeBytes: 100 * GIB, isDiskKept: true, nThreads: 8, isMobile: false,
+    hasWebGpu: true,
+    hasWasmSimd: true,
+    adapter: "a GPU",
+    isSoftwareAdapter: false,
+    gpuBytesMost: 16 * GIB,
+    memoryBytes: 16 * GIB,
+    diskFreeBytes: 100 * GIB,
+    isDiskKept: true,
+    nThreads: 8,
+    isMobile: false,
 };
 
 test("the budget's bounds follow from memory, GPU, disk and kind of device", () => {
     assert.deepEqual(adviseBudget(DEVICE), {
-        suggestedBytes: 4 * GIB, leastBytes: 200_000_000, mostBytes: 8 * GIB, boundBy: "memory",
+        suggestedBytes: 4 * GIB,
+        leastBytes: 200_000_000,
+        mostBytes: 8 * GIB,
+        boundBy: "memory",
     });
     assert.equal(adviseBudget({ ...DEVICE, isMobile: true }).mostBytes, 4 * GIB);
     assert.equal(adviseBudget({ ...DEVICE, isMobile: true }).suggestedBytes, 2 * GIB);
@@ -45,8 +54,17 @@ test("it pauses for the visitor, for battery and for metered lines, where the br
     assert.equal(pauseReason(choosy, { isOnPower: true, isMetered: true, isVisible: true }), "metered");
     assert.equal(pauseReason(NO_SETTINGS, { isOnPower: false, isMetered: true, isVisible: true }), "");
     assert.equal(pauseReason({ ...choosy, isPaused: true }, UNKNOWN_SURROUNDINGS), "visitor");
-    const lines = [[undefined, null], [{}, null], [{ type: "wifi" }, false], [{ type: "cellular" }, true], [{ saveData: true }, true]];
-    assert.deepEqual(lines.map(([line]) => isMetered(line)), lines.map(([, told]) => told));
+    const lines = [
+        [undefined, null],
+        [{}, null],
+        [{ type: "wifi" }, false],
+        [{ type: "cellular" }, true],
+        [{ saveData: true }, true],
+    ];
+    assert.deepEqual(
+        lines.map(([line]) => isMetered(line)),
+        lines.map(([, told]) => told),
+    );
 });
 
 test("row-experts are counted in all and over ten seconds", () => {
@@ -56,7 +74,12 @@ test("row-experts are counted in all and over ten seconds", () => {
     now += 5_000;
     counter.add(1, 20);
     assert.deepEqual(counter.facts(3), {
-        nRequests: 3, nRowExperts: 50, rowExpertsPerS: 5, totalRowExperts: 150, lastAtMs: 1_005_000, nBackbones: 3,
+        nRequests: 3,
+        nRowExperts: 50,
+        rowExpertsPerS: 5,
+        totalRowExperts: 150,
+        lastAtMs: 1_005_000,
+        nBackbones: 3,
     });
     now += 7_000;
     assert.equal(counter.facts(0).rowExpertsPerS, 2);
@@ -66,7 +89,10 @@ test("row-experts are counted in all and over ten seconds", () => {
 
 test("rewards are the site's numbers; what is pending is reckoned", async () => {
     const answer = {
-        earned_microcredits: 1500, paid_row_experts: 60, unpaid_row_experts: 10, withheld_microcredits: 7,
+        earned_microcredits: 1500,
+        paid_row_experts: 60,
+        unpaid_row_experts: 10,
+        withheld_microcredits: 7,
         nodes: [{ quarantined: false }],
     };
     const facts = rewardFacts(answer, { totalRowExperts: 100, rateMicrocredits: 1500.5, nowMs: 5 });
@@ -74,7 +100,10 @@ test("rewards are the site's numbers; what is pending is reckoned", async () => 
     assert.equal(rewardFacts(answer, { totalRowExperts: 0, rateMicrocredits: 1, nowMs: 5 }).pendingRowExperts, 0);
     const fetch = async (url, { headers }) => new Response(JSON.stringify({ url, ...headers }), { status: 401 });
     const told = await readRewards("https://site.example", "kva-key", fetch);
-    assert.deepEqual(told, { status: 401, answer: { url: "https://site.example/api/rewards?limit=1", authorization: "Bearer kva-key" } });
+    assert.deepEqual(told, {
+        status: 401,
+        answer: { url: "https://site.example/api/rewards?limit=1", authorization: "Bearer kva-key" },
+    });
     assert.equal(await readRewards("", "", async () => Promise.reject(new TypeError("away"))), null);
 });
 
@@ -98,12 +127,19 @@ test("what an agent does becomes activity, ranges, download and problems", () =>
     publisher.turn("working");
     const range = { layer: 1, start: 2, stop: 4 };
     const piece = { range, nBytes: 8, kernel: "kx1", leaseId: "", isFetched: false };
-    const show = (known) => (report.state(workerState({ roomBytes: 1, ...known })), publisher.state);
+    const show = (known) => {
+        report.state(workerState({ roomBytes: 1, ...known }));
+        return publisher.state;
+    };
     assert.equal(show({}).activity, "registering");
     assert.equal(show({ nodeId: "n" }).activity, "asking");
     report.say("waiting", { reason: "expert coverage at target", retryS: 5 });
     assert.equal(show({ nodeId: "n" }).activity, "waiting");
-    assert.deepEqual(publisher.state.problem, { code: "nothing_wanted", detail: "expert coverage at target", retryAtMs: 6000 });
+    assert.deepEqual(publisher.state.problem, {
+        code: "nothing_wanted",
+        detail: "expert coverage at target",
+        retryAtMs: 6000,
+    });
     report.say("promised");
     assert.equal(publisher.state.problem, null);
     assert.equal(show({ nodeId: "n", pieces: [piece], isFetching: true }).activity, "downloading");
@@ -128,8 +164,20 @@ test("what an agent does becomes activity, ranges, download and problems", () =>
 test("tokens are exchanged when a third of their life is left, pieces kept as far as the budget goes", () => {
     assert.equal(rotateInS({ sinceS: 0, expiresS: 300 }, 50), 150);
     assert.equal(rotateInS({ sinceS: 0, expiresS: 0 }, 50), Infinity);
-    const pieces = [5, 9, 3].map((nBytes) => ({ range: { layer: 0, start: 0, stop: 1 }, nBytes, kernel: "", leaseId: "", isFetched: true }));
-    assert.deepEqual(piecesWithin(pieces, 8).map(({ nBytes, isFetched }) => [nBytes, isFetched]), [[5, false], [3, false]]);
+    const pieces = [5, 9, 3].map((nBytes) => ({
+        range: { layer: 0, start: 0, stop: 1 },
+        nBytes,
+        kernel: "",
+        leaseId: "",
+        isFetched: true,
+    }));
+    assert.deepEqual(
+        piecesWithin(pieces, 8).map(({ nBytes, isFetched }) => [nBytes, isFetched]),
+        [
+            [5, false],
+            [3, false],
+        ],
+    );
 });
 
 test("news is remembered while nobody waits", async () => {
@@ -144,7 +192,13 @@ test("news is remembered while nobody waits", async () => {
 
 /** A kernel whose device a test can lose. */
 function makeKernel() {
-    const kernel = { backend: "webgpu", name: "kx1", fingerprint: "f", isClosed: false, compute: async () => "outputs" };
+    const kernel = {
+        backend: "webgpu",
+        name: "kx1",
+        fingerprint: "f",
+        isClosed: false,
+        compute: async () => "outputs",
+    };
     kernel.lost = new Promise((resolve) => (kernel.lose = resolve));
     kernel.close = () => (kernel.isClosed = true);
     return kernel;
@@ -196,7 +250,13 @@ test("after three attempts in a row the page must be loaded again", async () => 
     go();
     made[0].lose("the GPU process died");
     await until("hopeless");
-    assert.deepEqual([waits, news.at(-1)], [[2, 10, 60], ["hopeless", "no adapter"]]);
+    assert.deepEqual(
+        [waits, news.at(-1)],
+        [
+            [2, 10, 60],
+            ["hopeless", "no adapter"],
+        ],
+    );
 });
 
 test("a kernel that is closed on purpose is not brought back", async () => {

@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { keepAwake } from "/static/kvasir/worker/tab/wake_lock.js";
+import { keepAwake } from "/static/kvasir/worker/tab/page_surroundings.js";
 
 /** A page whose visibility and wake lock a test commands. */
 function screen({ refuses = false } = {}) {

@@ -4,12 +4,10 @@ import assert from "node:assert/strict";
 import { readFile } from "node:fs/promises";
 import test from "node:test";
 
-import { KernelError, KernelLostError, KernelMemoryError } from "/static/kvasir/kernels/errors.js";
-import { KX1_FINGERPRINT, expertBytes, packedRowBytes } from "/static/kvasir/kernels/kx1_format.js";
+import { KernelError, KernelLostError, KernelMemoryError } from "/static/kvasir/errors.js";
+import { expertBytes, KX1_FINGERPRINT, packedRowBytes, packRows } from "/static/kvasir/kernels/kx1_format.js";
 import { plainRows } from "/static/kvasir/kernels/kx1_inputs.js";
-import { packRows } from "/static/kvasir/kernels/kx1_pack.js";
-import { madeExpert, selfTest } from "/static/kvasir/kernels/selftest.js";
-import { SELF_TEST_DIGEST } from "/static/kvasir/kernels/selftest_cases.js";
+import { madeExpert, SELF_TEST_DIGEST, selfTest } from "/static/kvasir/kernels/selftest.js";
 import { BUILDS, chooseBuild, fetchModule } from "/static/kvasir/kernels/wasm/builds.js";
 import { Kx1Instance } from "/static/kvasir/kernels/wasm/instance.js";
 import { createWasmKernel } from "/static/kvasir/kernels/wasm/kernel.js";
@@ -91,7 +89,12 @@ test("more rows than are computed together give the same bits", async () => {
     await withKernel({}, async (kernel) => {
         await kernel.load("a", EXPERT);
         const few = await kernel.compute(callOf([0, 1, 2, 3], Array(4).fill("a")));
-        const many = await kernel.compute(callOf(Array.from({ length: 300 }, (_, i) => i % 4), Array(300).fill("a")));
+        const many = await kernel.compute(
+            callOf(
+                Array.from({ length: 300 }, (_, i) => i % 4),
+                Array(300).fill("a"),
+            ),
+        );
         for (const pair of [0, 127, 128, 255, 256, 299]) {
             const [start, wanted] = [pair * SHAPE.dModel, (pair % 4) * SHAPE.dModel];
             assert.deepEqual(many.subarray(start, start + SHAPE.dModel), few.subarray(wanted, wanted + SHAPE.dModel));
@@ -102,7 +105,10 @@ test("more rows than are computed together give the same bits", async () => {
 test("experts are spread over the threads, counted, and forgotten", async () => {
     await withKernel({ nThreads: 2 }, async (kernel) => {
         for (const key of ["a", "b", "c", "d"]) await kernel.load(key, EXPERT);
-        assert.deepEqual(kernel.threads.map((thread) => thread.loadedBytes), Array(2).fill(2 * expertBytes(EXPERT)));
+        assert.deepEqual(
+            kernel.threads.map((thread) => thread.loadedBytes),
+            Array(2).fill(2 * expertBytes(EXPERT)),
+        );
         assert.equal(kernel.loadedBytes, 4 * expertBytes(EXPERT));
         kernel.unload("a");
         kernel.unload("a");
@@ -207,7 +213,10 @@ test("rows that are not finite are refused by both quantisers", async () => {
 test("a thread that dies loses the kernel, with the reason, and nothing hangs", async () => {
     /** @type {ReturnType<typeof startThread>[]} */
     const started = [];
-    const remembered = () => (started.push(startThread()), started.at(-1));
+    const remembered = () => {
+        started.push(startThread());
+        return started.at(-1);
+    };
     await withKernel({ startThread: remembered }, async (kernel) => {
         await kernel.load("a", EXPERT);
         started[0].kill();

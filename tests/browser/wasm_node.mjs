@@ -11,7 +11,7 @@ const folder = process.env.WASM_BUILDS ? pathToFileURL(`${process.env.WASM_BUILD
 
 export const readBuild = (name) => readFile(new URL(`${name}.wasm`, folder));
 
-/** A thread as `wasm/pool.js` wants it; `kill` makes it die of an error. */
+/** A thread as `wasm/kernel.js` wants it; `kill` makes it die of an error. */
 export function startThread() {
     const worker = new Worker(new URL("./wasm_node_thread.mjs", import.meta.url));
     const port = { postMessage: (message, transfer) => worker.postMessage(message, transfer), onmessage: null };

@@ -5,18 +5,18 @@ import assert from "node:assert/strict";
 import { createHash } from "node:crypto";
 import { test } from "node:test";
 import { crc32 as zlibCrc32 } from "node:zlib";
+import { WireError, WireVersionError } from "../../frontend/static/kvasir/errors.js";
 import { crc32 } from "../../frontend/static/kvasir/wire/checksum.js";
-import { WireError, WireVersionError } from "../../frontend/static/kvasir/wire/errors.js";
 import { decode, encode, join } from "../../frontend/static/kvasir/wire/codec.js";
 import { goaway, result, sumResult } from "../../frontend/static/kvasir/wire/frames.js";
 import {
+    encodedRowBytes,
     HEADER_BYTES,
     Kind,
     MAX_PAYLOAD_BYTES,
     MAX_ROWS,
-    WireType,
-    encodedRowBytes,
     makeLimits,
+    WireType,
 } from "../../frontend/static/kvasir/wire/header.js";
 import { ENTRIES, frameOf, mixed } from "./golden_frames.mjs";
 
@@ -208,9 +208,12 @@ test("another version is told apart, and its refusal is read", () => {
     assert.equal(decode(withChecksum(refusal)).kind, Kind.REFUSE);
     const hello = join(encode(frameOf(ENTRIES[0])));
     hello[4] = 1;
-    assert.throws(() => decode(withChecksum(hello)), (error) => {
-        assert.ok(error instanceof WireVersionError);
-        assert.match(error.message, /version 1 .* speaks 2/);
-        return true;
-    });
+    assert.throws(
+        () => decode(withChecksum(hello)),
+        (error) => {
+            assert.ok(error instanceof WireVersionError);
+            assert.match(error.message, /version 1 .* speaks 2/);
+            return true;
+        },
+    );
 });

@@ -4,11 +4,10 @@
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
-import { WireError } from "../../frontend/static/kvasir/wire/errors.js";
+import { WireError } from "../../frontend/static/kvasir/errors.js";
 import { MAX_FRAME_BYTES, recordHead, records } from "../../frontend/static/kvasir/relay/records.js";
-import { clipped, hasControls } from "../../frontend/static/kvasir/wire/texts.js";
 import { decode, encode, join } from "../../frontend/static/kvasir/wire/codec.js";
-import { goaway } from "../../frontend/static/kvasir/wire/frames.js";
+import { clipped, goaway, hasControls } from "../../frontend/static/kvasir/wire/frames.js";
 import { HEADER_BYTES } from "../../frontend/static/kvasir/wire/header.js";
 import { ENTRIES, frameOf, mixed } from "./golden_frames.mjs";
 
@@ -36,7 +35,11 @@ test("JavaScript reads what Python reads, to the byte, and refuses what it refus
 test("every truncation is refused", () => {
     for (const entry of ENTRIES.filter(({ bytes: n }) => n < 2000)) {
         const data = join(encode(frameOf(entry)));
-        for (let n = 0; n < data.length; n++) assert.equal(unlessRefused(() => decode(data.subarray(0, n))), null);
+        for (let n = 0; n < data.length; n++)
+            assert.equal(
+                unlessRefused(() => decode(data.subarray(0, n))),
+                null,
+            );
     }
 });
 
@@ -45,7 +48,11 @@ test("every flipped bit is found", () => {
         const data = join(encode(frameOf(entry)));
         for (let bit = 0; bit < 8 * data.length; bit++) {
             data[bit >> 3] ^= 1 << (bit & 7);
-            assert.equal(unlessRefused(() => decode(data)), null, `${entry.name}, bit ${bit}`);
+            assert.equal(
+                unlessRefused(() => decode(data)),
+                null,
+                `${entry.name}, bit ${bit}`,
+            );
             data[bit >> 3] ^= 1 << (bit & 7);
         }
     }
@@ -55,10 +62,20 @@ test("noise is refused, as a frame and as records", () => {
     for (let n = 0; n < 3000; n++) {
         const data = Uint8Array.from({ length: n % 97 }, (_, i) => mixed(97 * n + i) >>> 24);
         const framed = join([Uint8Array.from([75, 86, 83, 82, 2]), data]);
-        assert.equal(unlessRefused(() => decode(data)), null);
-        assert.equal(unlessRefused(() => decode(framed)), null);
+        assert.equal(
+            unlessRefused(() => decode(data)),
+            null,
+        );
+        assert.equal(
+            unlessRefused(() => decode(framed)),
+            null,
+        );
         const spans = unlessRefused(() => [...records(data)]);
-        if (spans !== null) assert.equal(spans.reduce((sum, record) => sum + 8 + record.data.length, 0), data.length);
+        if (spans !== null)
+            assert.equal(
+                spans.reduce((sum, record) => sum + 8 + record.data.length, 0),
+                data.length,
+            );
     }
 });
 
@@ -67,7 +84,12 @@ test("records come back in order; what is not whole records is refused", () => {
     const message = join(parts);
     assert.deepEqual(
         [...records(message)].map(({ edge, data }) => [edge, data.length, data[0]]),
-        [[4294967290, 0, undefined], [4294967291, 1, 1], [4294967292, 36, 2], [4294967293, 300, 3]],
+        [
+            [4294967290, 0, undefined],
+            [4294967291, 1, 1],
+            [4294967292, 36, 2],
+            [4294967293, 300, 3],
+        ],
     );
     const cut = () => [...records(message.subarray(0, message.length - 1))];
     assert.throws(cut, /its record for edge 4294967293 at byte/);
@@ -77,7 +99,15 @@ test("records come back in order; what is not whole records is refused", () => {
 });
 
 test("any message can travel clipped", () => {
-    const texts = ["", "a\nb\u0085c", "\ud800x\udfff", "é".repeat(600), "🜁".repeat(400), `${"x".repeat(1023)}é`, "\ufeffa"];
+    const texts = [
+        "",
+        "a\nb\u0085c",
+        "\ud800x\udfff",
+        "é".repeat(600),
+        "🜁".repeat(400),
+        `${"x".repeat(1023)}é`,
+        "\ufeffa",
+    ];
     for (const text of texts) {
         const clean = clipped(text);
         assert.ok(!hasControls(clean));

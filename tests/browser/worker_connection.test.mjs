@@ -3,12 +3,12 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { KernelError } from "/static/kvasir/kernels/errors.js";
+import { KernelError } from "/static/kvasir/errors.js";
 import { recordHead } from "/static/kvasir/relay/records.js";
 import { encode, join } from "/static/kvasir/wire/codec.js";
-import { FaultCode, RefuseCode, Role, fault, goaway, pause, ping, pong, refuse } from "/static/kvasir/wire/frames.js";
-import { Kind, WireType, makeLimits } from "/static/kvasir/wire/header.js";
-import { KERNEL, MODEL, ScriptedKernel, backboneHello, dispatch, settle } from "./scripted_relay.mjs";
+import { FaultCode, fault, goaway, pause, ping, pong, RefuseCode, Role, refuse } from "/static/kvasir/wire/frames.js";
+import { Kind, makeLimits, WireType } from "/static/kvasir/wire/header.js";
+import { backboneHello, dispatch, KERNEL, MODEL, ScriptedKernel, settle } from "./scripted_relay.mjs";
 import { checkResult, results, serving, world } from "./served_worker.mjs";
 
 const COST = 261 + 4 * 256; // of a dispatch with one pair
@@ -20,7 +20,14 @@ test("it joins, welcomes a backbone and computes its pairs by local id", async (
     assert.equal(hello.token, "kvs-x");
     const [welcome] = socket.on(1);
     assert.deepEqual([welcome.kind, welcome.rowFormat, welcome.dModel], [Kind.WELCOME, WireType.KX1, 256]);
-    assert.deepEqual(welcome.ranges.map(({ layer, start, stop }) => [layer, start, stop]), [[2, 4, 8], [2, 12, 16], [5, 0, 2]]);
+    assert.deepEqual(
+        welcome.ranges.map(({ layer, start, stop }) => [layer, start, stop]),
+        [
+            [2, 4, 8],
+            [2, 12, 16],
+            [5, 0, 2],
+        ],
+    );
     const asked = dispatch(9, { nRows: 3, pairIds: [0, 4, 7, 5] });
     socket.say(1, asked);
     await settle();
@@ -121,7 +128,16 @@ test("an answer over the backbone's limits is not computed", async () => {
     const { socket } = await serving({}, { limits: makeLimits({ maxPayloadBytes: 3 * 1024, maxPairs: 4 }) });
     socket.say(1, dispatch(1, { pairIds: [0, 1, 2, 3] }), dispatch(2, { pairIds: [0, 1, 2] }));
     await settle();
-    assert.deepEqual(socket.on(1).slice(1).map(({ kind, code }) => [kind, code]), [[Kind.FAULT, FaultCode.TOO_LARGE], [Kind.RESULT, undefined]]);
+    assert.deepEqual(
+        socket
+            .on(1)
+            .slice(1)
+            .map(({ kind, code }) => [kind, code]),
+        [
+            [Kind.FAULT, FaultCode.TOO_LARGE],
+            [Kind.RESULT, undefined],
+        ],
+    );
 });
 
 test("frames out of place end their edge with a reason, and nobody else's", async () => {
@@ -151,7 +167,10 @@ test("a second frame of an edge that is no hello is the first to be refused", as
     await settle();
     socket.say(2, hello);
     await settle();
-    assert.deepEqual(socket.on(2).map(({ kind }) => kind), [Kind.REFUSE, Kind.WELCOME]); // the number was free again
+    assert.deepEqual(
+        socket.on(2).map(({ kind }) => kind),
+        [Kind.REFUSE, Kind.WELCOME],
+    ); // the number was free again
 });
 
 test("waiting jobs of one layer are computed together, with the same bits and each to its own edge", async () => {
@@ -178,7 +197,7 @@ test("waiting jobs of one layer are computed together, with the same bits and ea
     kernel.release();
     await settle();
     assert.deepEqual(kernel.calls.slice(2), [{ nRows: 5, nPairs: 6 }]);
-    results(socket, 1).slice(1).forEach((result, i) => checkResult(result, asked[i]));
+    for (const [i, result] of results(socket, 1).slice(1).entries()) checkResult(result, asked[i]);
     checkResult(results(socket, 2)[1], other);
     assert.deepEqual(found.news.filter(Array.isArray).at(-1), [2, 3, 6]);
 });
@@ -193,7 +212,10 @@ test("parts that announce more are computed together, once the last has come", a
     socket.say(1, dispatch(3));
     await settle();
     assert.deepEqual(kernel.calls, [{ nRows: 3, nPairs: 3 }]);
-    assert.deepEqual(results(socket).map(({ request }) => request), [1, 2, 3]);
+    assert.deepEqual(
+        results(socket).map(({ request }) => request),
+        [1, 2, 3],
+    );
 });
 
 test("what is over the budget waits until answers have gone out", async () => {
@@ -201,12 +223,18 @@ test("what is over the budget waits until answers have gone out", async () => {
     kernel.isHolding = true;
     for (let request = 1; request <= 5; request++) socket.say(1, dispatch(request, { hasMore: request === 2 }));
     await settle();
-    assert.equal(kernel.calls.reduce((sum, { nPairs }) => sum + nPairs, 0), 2);
+    assert.equal(
+        kernel.calls.reduce((sum, { nPairs }) => sum + nPairs, 0),
+        2,
+    );
     assert.ok(worker.owes);
     kernel.isHolding = false;
     kernel.release();
     await settle();
-    assert.deepEqual(results(socket).map(({ request }) => request), [1, 2, 3, 4, 5]);
+    assert.deepEqual(
+        results(socket).map(({ request }) => request),
+        [1, 2, 3, 4, 5],
+    );
     assert.ok(!worker.owes);
 });
 
@@ -222,7 +250,10 @@ test("answers that a slow line holds back count as under way", async () => {
     socket.bufferedAmount = 0;
     await outside.pass(0.01);
     assert.equal(nComputed(), 4);
-    assert.deepEqual(results(socket).map(({ request }) => request), [1, 2, 3, 4]);
+    assert.deepEqual(
+        results(socket).map(({ request }) => request),
+        [1, 2, 3, 4],
+    );
 });
 
 test("bad rows fail their own dispatch only, and a defect is answered", async () => {
@@ -232,7 +263,10 @@ test("bad rows fail their own dispatch only, and a defect is answered", async ()
     bad.rows[17] = 200;
     socket.say(1, dispatch(1), bad, dispatch(3));
     await settle();
-    assert.deepEqual(results(socket).map(({ request }) => request), [1, 3]);
+    assert.deepEqual(
+        results(socket).map(({ request }) => request),
+        [1, 3],
+    );
     assert.deepEqual(socket.on(1)[2], fault(2, FaultCode.BAD_ROWS, "code -128 in row 0"));
     kernel.failure = () => new TypeError("a defect");
     socket.say(1, dispatch(4));

@@ -7,7 +7,7 @@ import { sumOutputs } from "/static/kvasir/kernels/sums.js";
 import { FaultCode } from "/static/kvasir/wire/frames.js";
 import { Kind, makeLimits } from "/static/kvasir/wire/header.js";
 import { ComputeQueue } from "/static/kvasir/worker/serving/compute.js";
-import { ScriptedKernel, dispatch, holdingsOf, outputsOf, settle } from "./scripted_relay.mjs";
+import { dispatch, holdingsOf, outputsOf, ScriptedKernel, settle } from "./scripted_relay.mjs";
 import { checkResult, results, serving } from "./served_worker.mjs";
 
 const BOUND = 4 * 256 + 1; // of the sums of a row
@@ -25,9 +25,17 @@ function askSums(request, { exponents, weights, ...changes } = {}) {
 
 function checkSums(frame, asked) {
     const experts = Array.from(asked.pairIds, (id) => (asked.layer === 2 ? [4, 5, 6, 7, 12, 13, 14, 15] : [0, 1])[id]);
-    const wanted = sumOutputs(outputsOf({ ...asked, experts }), asked.sums.weights, asked.pairRows, asked.sums.exponents);
+    const wanted = sumOutputs(
+        outputsOf({ ...asked, experts }),
+        asked.sums.weights,
+        asked.pairRows,
+        asked.sums.exponents,
+    );
     const { request, layer, nRows, nPairs, dModel, sums } = frame;
-    assert.deepEqual([request, layer, nRows, nPairs, dModel], [asked.request, asked.layer, asked.nRows, asked.pairIds.length, 256]);
+    assert.deepEqual(
+        [request, layer, nRows, nPairs, dModel],
+        [asked.request, asked.layer, asked.nRows, asked.pairIds.length, 256],
+    );
     assert.deepEqual(sums, wanted);
 }
 
@@ -54,7 +62,11 @@ test("a row that no pair names has the sum 0", async () => {
 
 test("sums and outputs are computed together, each in its own form", async () => {
     const { socket, kernel } = await serving();
-    const [plain, sums, more] = [dispatch(1, { hasMore: true }), askSums(2, { pairIds: [1, 2], hasMore: true }), askSums(3)];
+    const [plain, sums, more] = [
+        dispatch(1, { hasMore: true }),
+        askSums(2, { pairIds: [1, 2], hasMore: true }),
+        askSums(3),
+    ];
     socket.say(1, plain, sums, more);
     await settle();
     assert.deepEqual(kernel.calls, [{ nRows: 3, nPairs: 4 }]);
@@ -93,27 +105,46 @@ for (const [changes, code, reason] of FAULTS) {
 test("sums that may be over the backbone's limits are not computed, to the byte and the row", async () => {
     const asked = askSums(1, { nRows: 2, pairIds: [0, 1, 2, 3, 4] });
     const fits = { maxPayloadBytes: 2 * BOUND, maxRows: 2, maxPairs: 5 };
-    for (const [name, value] of [["maxRows", 2], ["maxRows", 1], ["maxPairs", 4], ["maxPayloadBytes", 2 * BOUND - 1]]) {
+    for (const [name, value] of [
+        ["maxRows", 2],
+        ["maxRows", 1],
+        ["maxPairs", 4],
+        ["maxPayloadBytes", 2 * BOUND - 1],
+    ]) {
         const { socket } = await serving({}, { limits: makeLimits({ ...fits, [name]: value }) });
         socket.say(1, asked);
         await settle();
         const [, answer] = socket.on(1);
-        assert.equal(answer.kind === Kind.FAULT ? answer.code : 0, value === fits[name] ? 0 : FaultCode.TOO_LARGE, name);
+        assert.equal(
+            answer.kind === Kind.FAULT ? answer.code : 0,
+            value === fits[name] ? 0 : FaultCode.TOO_LARGE,
+            name,
+        );
     }
 });
 
 test("sums count as under way with the most that they may have", async () => {
     const pairIds = [0, 1, 2, 3, 4]; // of outputs it would be five rows
-    for (const [most, nTaken] of [[2 * COST, 2], [2 * COST - 1, 1]]) {
+    for (const [most, nTaken] of [
+        [2 * COST, 2],
+        [2 * COST - 1, 1],
+    ]) {
         const { socket, kernel, worker } = await serving({ maxInflightBytes: most });
         kernel.isHolding = true;
-        for (let request = 1; request <= 3; request++) socket.say(1, askSums(request, { pairIds, hasMore: request === 1 }));
+        for (let request = 1; request <= 3; request++)
+            socket.say(1, askSums(request, { pairIds, hasMore: request === 1 }));
         await settle();
-        assert.equal(kernel.calls.reduce((sum, { nPairs }) => sum + nPairs, 0), 5 * nTaken);
+        assert.equal(
+            kernel.calls.reduce((sum, { nPairs }) => sum + nPairs, 0),
+            5 * nTaken,
+        );
         kernel.isHolding = false;
         kernel.release();
         await settle();
-        assert.deepEqual(results(socket).map(({ request }) => request), [1, 2, 3]);
+        assert.deepEqual(
+            results(socket).map(({ request }) => request),
+            [1, 2, 3],
+        );
         assert.ok(!worker.owes);
     }
 });
@@ -125,6 +156,9 @@ test("sums never need more outputs at once than a batch may have", async () => {
     const answers = [];
     queue.submit({ client: {}, dispatch: asked, answer: (frame) => answers.push(frame) });
     await settle();
-    assert.deepEqual(kernel.calls.map(({ nPairs }) => nPairs), [5, 5, 2]);
+    assert.deepEqual(
+        kernel.calls.map(({ nPairs }) => nPairs),
+        [5, 5, 2],
+    );
     checkSums(answers[0], asked);
 });

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from kvasir.edge.keepalive import KeepAlive, keepalive_action
 from kvasir.edge.reconnect import failures_after, reconnect_delay_s
+from kvasir.edge.signs_of_life import KeepAlive, keepalive_action
 from kvasir.worker.agent import plan, plan_changes
+from kvasir.worker.agent.plan_actions import must_finish
 from tests.browser.node_tests import run_node_tests
 from tests.golden.make_plan import CASES
 from tests.golden.plan_values import ACTIONS, CHANGES, DECISIONS, from_plain, plain
@@ -36,6 +37,8 @@ def answer(case: Case) -> Any:
     if name == "keepalive_action":
         now, heard, pinged, settings = given
         return keepalive_action(now, heard, pinged, KeepAlive(*settings)).name
+    if name == "must_finish":
+        return must_finish(from_plain(*given))
     if name in {"reconnect_delay_s", "failures_after"}:
         return (reconnect_delay_s if name == "reconnect_delay_s" else failures_after)(*given)
     function = getattr(plan if name in DECISIONS else plan_changes, name)
@@ -53,7 +56,8 @@ def test_every_question_and_every_action_is_golden() -> None:
     assert {case["ask"] for case in FOUND} > {*DECISIONS, *CHANGES}
     actions = Counter(case["answer"]["is"] for case in FOUND if case["ask"] == "next_action" and case["answer"])
     assert set(actions) == set(ACTIONS)
+    assert {case["given"][0]["is"] for case in FOUND if case["ask"] == "must_finish"} == set(ACTIONS)
 
 
 def test_javascript_gives_the_golden_answers() -> None:
-    run_node_tests("plan_golden.test.mjs", len(DECISIONS) + len(CHANGES) + 3)  # and the three paces
+    run_node_tests("plan_golden.test.mjs", len(DECISIONS) + len(CHANGES) + 4)  # must_finish and three paces

@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 
-from kvasir.edge.keepalive import KeepAlive, keepalive_action
 from kvasir.edge.reconnect import failures_after, reconnect_delay_s
+from kvasir.edge.signs_of_life import KeepAlive, keepalive_action
 from kvasir.worker.agent import plan, plan_changes
+from kvasir.worker.agent.plan_actions import must_finish
 from tests.golden.plan_life import live
-from tests.golden.plan_values import CHANGES, DECISIONS, plain
+from tests.golden.plan_values import CHANGES, DECISIONS, from_plain, plain
 
 ROOT = Path(__file__).parents[2]
 CASES = Path(__file__).parent / "plan" / "cases.json"
@@ -75,7 +76,17 @@ def cases() -> list[Case]:
     finally:
         for name, function in kept.items():
             setattr(plan_changes, name, function)
-    return [*notes.cases.values(), *paces()]
+    found = [*notes.cases.values()]
+    return [*found, *interruptions(found), *paces()]
+
+
+def interruptions(found: list[Case]) -> list[Case]:
+    """For one action of each kind that was decided: whether a stop has to wait for it."""
+    answers = [case["answer"] for case in found if case["ask"] == "next_action" and case["answer"]]
+    return [
+        {"ask": "must_finish", "given": [action], "answer": must_finish(from_plain(action))}
+        for action in {answer["is"]: answer for answer in answers}.values()
+    ]
 
 
 def paces() -> list[Case]:

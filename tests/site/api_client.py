@@ -17,7 +17,7 @@ from django.test import AsyncClient, override_settings
 
 from backbone.api.keys import auth as api_auth
 from backbone.api.keys.store import KeyScope, issue
-from backbone.api.swarm.world import using
+from backbone.api.message_store import using
 from tests.site.database import database_at
 from tests.site.fake_swarm import FakeSwarm
 

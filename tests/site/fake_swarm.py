@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
-from backbone.api.keys.limits import Rate
 from backbone.stream.client import StreamEntry
 from backbone.stream.directory import ModelEntry
 from backbone.stream.events import Done, End, Event, Queued, Started, SwarmShare, Token, TopLogprob, Usage
 from backbone.stream.payloads import GenerationRequest
 from backbone.stream.request_record import RequestRecord
 from backbone.stream.request_trace import RequestTrace
+from market.nodes.rate_limits import Rate
 
 MODEL = ModelEntry("demo", "fp_0123", 512, "qwen3moe", 1_700_000_000)
 Script = Callable[[GenerationRequest], Sequence[Event]]
@@ -27,7 +27,7 @@ def answer(request: GenerationRequest) -> list[Event]:
 
 def token(request: GenerationRequest, choice: int, number: int, text: str) -> Token:
     """A token event, with log-probabilities where the request asks for them."""
-    n_top = request.sampling.get("logprobs")
+    n_top = request.sampling.logprobs
     if n_top is None:
         return Token(choice, number, text)
     data = text.encode() or b"\xe2\x80"

@@ -15,10 +15,10 @@ from django.test import override_settings
 from django.utils import timezone
 
 from backbone.api.keys import auth as api_auth
-from backbone.api.keys.limits import Rate, address_bucket, client_address
 from backbone.api.keys.store import KeyHolder, KeyRefusedError, KeyScope, check, issue, revoke
 from backbone.models import ApiKey
 from kvasir.errors import ConfigError
+from market.nodes.rate_limits import Rate, client_address, network_of
 from tests.site.api_client import Reply, Site
 
 
@@ -162,17 +162,17 @@ def test_who_asks(remote: str, forwarded: str, hops: int, address: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "bucket"),
+    ("address", "network"),
     [
-        ("10.0.0.1", "address:10.0.0.1"),
-        ("2001:db8:1:2:3:4:5:6", "address:2001:db8:1:2::/64"),
-        ("::ffff:10.0.0.1", "address:10.0.0.1"),
-        ("<script>", "address:unknown"),
-        ("", "address:unknown"),
+        ("10.0.0.1", "10.0.0.1"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),
+        ("<script>", "unknown"),
+        ("", "unknown"),
     ],
 )
-def test_buckets_of_addresses(address: str, bucket: str) -> None:
-    assert address_bucket(address) == bucket
+def test_networks_of_addresses(address: str, network: str) -> None:
+    assert network_of(address) == network
 
 
 @pytest.mark.parametrize(

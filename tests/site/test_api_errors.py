@@ -12,7 +12,8 @@ import pytest
 from django.test import override_settings
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from backbone.api.chat.schemas import MAX_MESSAGES, MAX_PROMPTS, MAX_STOPS
+from backbone.api.chat.schemas import MAX_MESSAGES, MAX_PROMPTS
+from backbone.sampling_params import MAX_STOPS
 from backbone.stream.client import QueueFull, RedisLost
 from backbone.stream.events import Failed
 from kvasir.errors import RequestError

@@ -9,11 +9,11 @@ import pytest
 from django.test import override_settings
 from django.utils import timezone
 
-from backbone.api.chat.reply_schemas import GuestKeyReply
-from backbone.api.keys.guests import KEY_MINUTES, OF_ADDRESS, OF_ALL
-from backbone.api.keys.limits import Rate
+from backbone.api.keys.auth import GUEST_KEY_MINUTES, GUEST_KEYS_OF_ADDRESS, GUEST_KEYS_OF_ALL
 from backbone.api.keys.store import KeyRefusedError, KeyScope, check, issue
+from backbone.api.schemas import GuestKeyReply
 from backbone.models import ApiKey
+from market.nodes.rate_limits import Rate
 from tests.site.api_client import Reply, Site
 
 CHAT: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "hello"}]}
@@ -36,13 +36,16 @@ def test_it_works(site: Site) -> None:
     assert holder.scopes == {KeyScope.GENERATE, KeyScope.GUEST}
     assert holder.expires is not None and int(holder.expires.timestamp()) == reply.json["expires"]
     left = holder.expires - timezone.now()
-    assert timedelta(minutes=KEY_MINUTES - 1) < left <= timedelta(minutes=KEY_MINUTES)
+    assert timedelta(minutes=GUEST_KEY_MINUTES - 1) < left <= timedelta(minutes=GUEST_KEY_MINUTES)
     assert ask(site, reply.json["key"]).status == 200
 
 
 def test_an_address_gets_few_keys_and_all_together_not_many(site: Site) -> None:
     visitor(site)
-    assert site.swarm.taken == [("guest-keys:address:127.0.0.1", OF_ADDRESS), ("guest-keys:all", OF_ALL)]
+    assert site.swarm.taken == [
+        ("guest-keys:address:127.0.0.1", GUEST_KEYS_OF_ADDRESS),
+        ("guest-keys:all", GUEST_KEYS_OF_ALL),
+    ]
     for bucket in ("guest-keys:address", "guest-keys:all"):
         site.swarm.waits = {bucket: 30.0}
         refused = site.post("/v1/playground/key", {}, Authorization="")
@@ -92,7 +95,7 @@ def test_keys_that_have_ended_are_forgotten(site: Site) -> None:
     ApiKey.objects.filter(public_id=other.public_id).update(expires=timezone.now() - timedelta(hours=2))
     ApiKey.objects.filter(public_id=old.split("-")[1]).update(expires=timezone.now() - timedelta(seconds=1))
     new = visitor(site)
-    with pytest.raises(KeyRefusedError, match="not known"):
+    with pytest.raises(KeyRefusedError, match="unknown"):
         check(old)
     with pytest.raises(KeyRefusedError, match="expired"):
         check(other.text)  # somebody's own: he is told why

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from backbone.api.chat.reply_schemas import RequestReply, UsageReply
 from backbone.api.keys.store import KeyScope, issue
+from backbone.api.schemas import RequestReply, UsageReply
 from backbone.stream.events import Done, Event, Failed, SwarmShare, Usage
 from backbone.stream.payloads import GenerationRequest
 from backbone.stream.request_record import RequestRecord

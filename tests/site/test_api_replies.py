@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from backbone.api.chat.reply_schemas import ChatReply, CompletionReply, ModelList, ModelReply
+from backbone.api.chat.schemas import ChatReply, CompletionReply
+from backbone.api.schemas import ModelList, ModelReply
+from backbone.sampling_params import SamplingParams
 from backbone.stream.events import End, Event, Started, Token
 from backbone.stream.payloads import GenerationRequest, RequestKind
 from tests.site.api_client import Site
@@ -53,7 +55,7 @@ def test_a_completion(site: Site) -> None:
         },
     }
     assert (request.kind, request.prompt, request.n, request.deadline_s) == (RequestKind.COMPLETION, "Once", 1, 600.0)
-    assert request.sampling["max_tokens"] == 16
+    assert request.sampling.max_tokens == 16
     assert site.swarm.cancelled == []
 
 
@@ -64,7 +66,7 @@ def test_a_chat(site: Site) -> None:
     assert [choice["message"]["content"] for choice in reply["choices"]] == ["Hé0", "Hé1"]
     assert [choice["index"] for choice in reply["choices"]] == [0, 1]
     assert (request.kind, request.messages, request.n) == (RequestKind.CHAT, ({"role": "user", "content": "Hi"},), 2)
-    assert "max_tokens" not in request.sampling
+    assert request.sampling.max_tokens is None
 
 
 def test_choices_are_in_order_whoever_ends_first(site: Site) -> None:
@@ -86,25 +88,25 @@ def test_choices_are_in_order_whoever_ends_first(site: Site) -> None:
 
 
 def test_every_sampling_field_travels(site: Site) -> None:
-    sampling = {
+    sampling: dict[str, Any] = {
         "temperature": 0.5, "top_p": 0.9, "top_k": 40, "min_p": 0.1, "presence_penalty": 1, "frequency_penalty": -1,
         "repetition_penalty": 1.5, "seed": (1 << 64) - 1, "max_tokens": 7,
     }  # fmt: skip
     chat(site, **sampling, stop="\n", logit_bias={"5": -100, "0": 2.5}, logprobs=True, top_logprobs=2)
-    expected = sampling | {"stop": ["\n"], "logit_bias": {"5": -100, "0": 2.5}, "logprobs": 2}
-    assert dict(site.swarm.requests[0].sampling) == expected
+    expected = SamplingParams(**sampling, stop=["\n"], logit_bias={5: -100, 0: 2.5}, logprobs=2)
+    assert site.swarm.requests[0].sampling == expected
 
 
-@pytest.mark.parametrize(("stop", "told"), [(None, None), ([], []), (["a", "b"], ["a", "b"]), ("x", ["x"])])
+@pytest.mark.parametrize(("stop", "told"), [(None, ()), ([], ()), (["a", "b"], ("a", "b")), ("x", ("x",))])
 def test_stop_is_a_text_or_a_list(site: Site, stop: Any, told: Any) -> None:
     completion(site, stop=stop)
-    assert site.swarm.requests[0].sampling.get("stop") == told
+    assert site.swarm.requests[0].sampling.stop == told
 
 
 def test_without_a_seed_each_request_gets_its_own(site: Site) -> None:
     completion(site)
     completion(site)
-    first, second = (request.sampling["seed"] for request in site.swarm.requests)
+    first, second = (request.sampling.seed for request in site.swarm.requests)
     assert first != second
 
 
@@ -126,7 +128,7 @@ def test_prompts_come_in_four_forms(site: Site, prompt: Any, told: Any) -> None:
     assert reply["usage"]["prompt_tokens"] == 3 * len(told)
     assert reply["usage"]["kvasir"]["row_experts"] == 100 * len(told)
     assert reply["usage"]["kvasir"]["workers"] == 0.75
-    assert {request.sampling["seed"] for request in site.swarm.requests} == {5}
+    assert {request.sampling.seed for request in site.swarm.requests} == {5}
 
 
 def test_logprobs_of_a_completion(site: Site) -> None:
@@ -160,7 +162,7 @@ def test_messages_are_flattened(site: Site) -> None:
         {"role": "user", "content": "ab", "name": "ann"},
         {"role": "assistant", "content": "c"},
     )
-    assert site.swarm.requests[0].sampling["max_tokens"] == 3
+    assert site.swarm.requests[0].sampling.max_tokens == 3
 
 
 def test_fields_that_ask_for_nothing_are_accepted(site: Site) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from django.http import StreamingHttpResponse
 
-from backbone.api.chat import streaming as api_streaming
+from backbone.api.chat import replies as api_replies
 from backbone.api.chat.generation import Generation
+from backbone.api.chat.replies import EventStream, StreamWriter, stream_parts
 from backbone.api.chat.requests import RequestMaker
 from backbone.api.chat.schemas import CompletionBody
-from backbone.api.chat.streaming import EventStream, StreamWriter, stream_parts
 from backbone.stream.events import Event, Failed, Queued, Started, Token
 from backbone.stream.payloads import GenerationRequest, RequestKind
 from tests.site.api_client import Reply, Site
@@ -122,7 +122,7 @@ def body(**fields: Any) -> dict[str, Any]:
 
 
 def test_heartbeats_while_nothing_comes(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api_streaming, "HEARTBEAT_S", 0.01)
+    monkeypatch.setattr(api_replies, "HEARTBEAT_S", 0.01)
     site.swarm.script = lambda request: BEGUN
 
     async def work() -> bytes:
@@ -135,7 +135,7 @@ def test_heartbeats_while_nothing_comes(site: Site, monkeypatch: pytest.MonkeyPa
 
 
 def test_headers_come_while_a_request_waits_for_a_backbone(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api_streaming, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(api_replies, "PATIENCE_S", 0.01)
     site.swarm.script = lambda request: []
 
     async def work() -> bytes:

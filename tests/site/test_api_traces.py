@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import struct
 
-from backbone.api.chat.reply_schemas import TraceReply
 from backbone.api.keys.store import KeyScope, issue
+from backbone.api.schemas import TraceReply
 from backbone.stream.events import Failed
 from backbone.stream.request_trace import FALLBACK, WORKER, RequestTrace, TraceSource
 from tests.site.api_client import Site

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from django.test import override_settings
 
-from frontend.import_map import IMPORTS
+from frontend.content_policy import IMPORTS
 from tests.site.database import database_at
 from tests.site.test_pages import PAGES, Outline, ask
 

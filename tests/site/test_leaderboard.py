@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from market.ledger import posting as ledger
-from market.ledger.pages import REMEMBERED_S, Leaderboard, top_earners
 from market.ledger.receipts import record
+from market.ledger.rewards_report import REMEMBERED_S, Leaderboard, top_earners
 from market.ledger.work_batch import WorkBatch, WorkReceipt
 from market.models.nodes import NodeToken
 from market.nodes.tokens import TokenScope, issue

@@ -2,7 +2,7 @@
 
 - a state survives its backbone, and comes back as it was;
 - a proven lie is never forgotten because another backbone had not heard of it; its evidence is kept once;
-- other backbones hear of lies and of releases; without a database nobody is taken for new.
+- other backbones hear of lies and of releases; without a database no node is taken for new.
 """
 
 from __future__ import annotations

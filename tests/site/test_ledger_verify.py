@@ -95,7 +95,7 @@ def test_an_entry_without_event(node_id: str) -> None:
 
 def test_a_balance_that_is_not_the_sum_and_its_rebuilding(node_id: str) -> None:
     spoil("UPDATE market_ledgerbalance SET microcredits = 1")
-    assert findings().count("(--rebuild makes it anew)") == 3
+    assert findings().count("(--rebuild corrects it)") == 3
     assert "sound" in verify("--rebuild")
     assert balance(f"node:{node_id}") == 10_000
 
@@ -108,12 +108,12 @@ def test_days_that_are_not_what_was_paid(node_id: str) -> None:
 @pytest.mark.parametrize("kind", ["earned", "withheld"])
 def test_entries_that_their_kind_never_emits(node_id: str, kind: str) -> None:
     spoil("UPDATE market_ledgerentry SET microcredits = -microcredits")
-    assert f"2 entries are none that {kind} emits" in findings()
+    assert f"2 entries are not allowed for type {kind}" in findings()
 
 
 def test_a_kind_that_does_not_exist(node_id: str) -> None:
     spoil("UPDATE market_ledgerevent SET entry_type = 'gift' WHERE event_id = 'earned:b:1'")
-    assert "event earned:b:1: there is no kind 'gift'" in findings()
+    assert "event earned:b:1: unknown type 'gift'" in findings()
 
 
 def test_many_findings_are_counted_and_some_listed(node_id: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from market.models.ledger import RecordedBatch
 from market.models.nodes import Account
 from market.models.work import WorkDay
 from market.nodes.tokens import TokenScope, issue
-from market.sql_retry import TRIES, in_transaction
+from market.sql import TRIES, in_transaction
 from tests.site.database import database_at
 
 MODEL = "f" * 64

@@ -169,7 +169,7 @@ class Ticking:
 
 
 async def closing_code(socket: WebsocketCommunicator) -> int:
-    """The code of the close that follows whatever else is still said."""
+    """The code of the close, after any other messages."""
     while True:
         message = await socket.receive_output(timeout=DEADLINE_S)
         if message["type"] == "websocket.close":

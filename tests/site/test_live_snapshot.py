@@ -1,4 +1,4 @@
-"""The dashboard's snapshot: its numbers are the market's and the backbones', and it says so when there are none."""
+"""The dashboard's snapshot: its numbers are those of the market and the backbones, else it has the reason."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def site(redis: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def snapshot(site: MarketSite) -> Any:
-    """A new one, whatever was built a moment ago."""
+    """A new one, even if one was built a moment ago."""
     live_feed._feeds[:] = [LiveFeed(10)]
     return site.get("/live/snapshot").json
 
@@ -54,7 +54,7 @@ def test_coverage_is_what_the_demand_says(site: MarketSite) -> None:
     workers = site.beat(bee, [[1, 3, 6]], device_kind="cpu", backend="native", os="Linux", region="Java").json[
         "workers"
     ]
-    promised = site.post("/api/expert-volunteer", {"max_experts": 4}, site.node()[1]).json
+    lease = site.post("/api/expert-volunteer", {"max_experts": 4}, site.node()[1]).json
     seen = snapshot(site)
     coverage, shape = seen["coverage"], (FACTS.n_layer, FACTS.n_expert)
     replicas, targets = (np.reshape(coverage[name], shape) for name in ("replicas", "targets"))
@@ -67,8 +67,8 @@ def test_coverage_is_what_the_demand_says(site: MarketSite) -> None:
     assert [layer["layer"] for layer in model["layers"]] == seen["model"]["moe_layers"] == [1, 2, 3]
     assert targets[0].sum() == 0  # a dense layer
     assert seen["n_workers"] == workers == 2
-    start, stop = promised["experts"]
-    assert np.reshape(coverage["pending"], shape)[promised["layer"], start:stop].all()
+    start, stop = lease["experts"]
+    assert np.reshape(coverage["pending"], shape)[lease["layer"], start:stop].all()
     assert sum(coverage["pending"]) == stop - start
     assert (coverage["n_wanted"], coverage["n_covered"], coverage["n_at_target"]) == (24, 12, 2)
     assert coverage["n_lacking"] == 48 - 14

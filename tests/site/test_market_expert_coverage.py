@@ -87,7 +87,7 @@ def test_since_when_a_worker_is_there(site: MarketSite) -> None:
     assert since() == came_ms  # heartbeats in time go on with what began
     site.now.ms += 46_000
     site.beat(node, [[1, 0, 2]])
-    assert since() == site.now.ms  # silent for longer than its lease: it came anew
+    assert since() == site.now.ms  # silent for longer than its lease: it came again
     site.beat(node, [], leaving=True)
     site.now.ms += 1
     site.beat(node, [[1, 0, 2]])

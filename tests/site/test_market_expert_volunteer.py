@@ -1,4 +1,4 @@
-"""POST /api/expert-volunteer: the scarcest range that fits, promised once, with all that a worker needs next."""
+"""POST /api/expert-volunteer: the scarcest range that fits, leased once, with all that a worker needs next."""
 
 from __future__ import annotations
 
@@ -96,17 +96,17 @@ def test_no_two_volunteers_get_the_same_gap(site: MarketSite) -> None:
 
 def test_200_volunteers_at_once_are_promised_nothing_beyond_its_target(site: MarketSite) -> None:
     waiting = [issue(TokenScope.WORKER, f"node {number}").text for number in range(200)]
-    promised: Counter[tuple[int, int]] = Counter()
+    leased: Counter[tuple[int, int]] = Counter()
     reasons: set[str] = set()
-    while waiting:  # whoever met too many others is told to come again, and does
+    while waiting:  # a volunteer that met too many others retries, as its answer says
         replies = site.post_at_once("/api/expert-volunteer", {"max_experts": 1}, waiting)
         assert {reply.status for reply in replies} == {200}
         answers = [reply.json for reply in replies]
-        promised.update((answer["layer"], answer["experts"][0]) for answer in answers if answer["assigned"])
+        leased.update((answer["layer"], answer["experts"][0]) for answer in answers if answer["assigned"])
         refused = [None if answer["assigned"] else answer["reason"] for answer in answers]
         waiting = [token for token, reason in zip(waiting, refused, strict=True) if reason == CROWDED]
         reasons |= {reason for reason in refused if reason not in {None, CROWDED}}
-    assert promised == dict.fromkeys(((layer, expert) for layer in (1, 2, 3) for expert in range(8)), 2)
+    assert leased == dict.fromkeys(((layer, expert) for layer in (1, 2, 3) for expert in range(8)), 2)
     assert reasons == {"expert coverage at target"}
     pending = snapshot_of(site.store, MARKET.targets).pending
     assert (pending[1:] == 2).all() and pending[0].sum() == 0
@@ -171,7 +171,7 @@ def test_it_may_ask_sooner_when_a_promise_is_about_to_end(site: MarketSite) -> N
 def test_a_budget_too_small_for_any_expert(site: MarketSite) -> None:
     answer = ask(site, site.node(), budget_bytes=999).json
     assert answer["reason"] == "nothing that is wanted fits into the budget"
-    assert answer["detail"] == "999 bytes are left of it; the smallest expert that is wanted has 1000"
+    assert answer["detail"] == "999 bytes of the budget are left; the smallest wanted expert has 1000"
 
 
 def test_a_heartbeat_keeps_named_promises_while_they_are_fetched(site: MarketSite) -> None:

@@ -1,4 +1,4 @@
-"""POST /api/nodes, /api/nodes/rotate and /api/nodes/revoke: who takes part, and how often anybody may ask."""
+"""POST /api/nodes, /api/nodes/rotate and /api/nodes/revoke: registration, revocation and rate limits."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_a_closed_account_has_no_nodes_and_makes_none(site: MarketSite) -> None:
     Invite.objects.filter(public_id=invite.public_id).update(account=account)
     for n_nodes in (1, 0):
         call_command("close_account", made["account_id"], stdout=(out := StringIO()))
-        assert f"{n_nodes} nodes were taken back" in out.getvalue()
+        assert f"{n_nodes} nodes were revoked" in out.getvalue()
     assert "revoked" in site.get("/api/expert-demand", made["token"]).error[1]
     for body, key in (({}, made["account_key"]), ({"invite": invite.text}, "")):
         assert site.post("/api/nodes", body, key).error[0] == "account_closed"

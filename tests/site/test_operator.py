@@ -82,10 +82,10 @@ def test_nodes_are_listed_with_what_they_do(site: MarketSite, staff: Client) -> 
     site.beat(ant, [[1, 0, 5], [2, 0, 1]])
     text = page(staff)
     assert ant[0] in text and bee[0] in text and "ant&#x27;s attic" in text
-    assert text.count(">live<") == 1 and text.count(">away<") == 1
+    assert text.count(">live<") == 1 and text.count(">offline<") == 1
     assert bee[0] not in page(staff, f"?q={ant[0][:6]}")
     assert ant[0] not in page(staff, "?q=bee")
-    assert "No node is like that." in page(staff, "?q=%3Cscript%3E")
+    assert "No node matches." in page(staff, "?q=%3Cscript%3E")
     assert "<script>" not in page(staff, "?q=%3Cscript%3E").partition("<main")[2]
 
 
@@ -94,7 +94,7 @@ def test_a_node_that_is_taken_back_is_out_at_once(site: MarketSite, staff: Clien
     site.beat(node, [[1, 0, 5]])
     reply = staff.post(f"/operator/nodes/{node[0]}/revoke", {"next": "/operator?page=1"})
     assert (reply.status_code, reply["Location"]) == (302, f"/operator?done=revoked&node={node[0]}")
-    assert f"Node {node[0]} was taken back." in page(staff, f"?done=revoked&node={node[0]}")
+    assert f"Node {node[0]} was revoked." in page(staff, f"?done=revoked&node={node[0]}")
     assert snapshot_of(site.store, MARKET.targets).replicas.sum() == 0
     assert site.beat(node, [[1, 0, 5]]).status == 401
     assert staff.post("/operator/nodes/nobody/revoke").status_code == 404
@@ -131,7 +131,7 @@ def test_it_is_shown_while_redis_is_away(site: MarketSite, staff: Client) -> Non
     node_id, _ = site.node()
     with using(MarketService(redis_client("redis://127.0.0.1:1/0"), MARKET, lambda: FACTS, site.now)):
         text = page(staff)
-    assert node_id in text and "What is live cannot be seen now." in text
+    assert node_id in text and "The live state cannot be read now." in text
 
 
 def test_the_admin_shows_every_table_and_changes_none_of_ours(site: MarketSite, staff: Client) -> None:

@@ -259,7 +259,7 @@ def test_the_address_that_browsers_guess_leads_to_the_icon() -> None:
 def test_people_get_a_page_where_there_is_nothing_and_programs_a_line() -> None:
     page = ask("/nothing", Accept="text/html,*/*")
     assert (page.status, page.headers["Content-Type"]) == (404, "text/html; charset=utf-8")
-    assert "There is nothing here" in page.text and Outline(page.text).refused == []
+    assert "Page not found" in page.text and Outline(page.text).refused == []
     for path, accept in (("/nothing", "*/*"), ("/static/kvasir/nothing.js", "text/html"), ("/v1/nothing", "text/html")):
         reply = ask(path, Accept=accept)
         assert reply.status == 404 and not reply.headers["Content-Type"].startswith("text/html")

@@ -10,7 +10,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-from frontend.views_sign_in import ATTEMPTS
+from frontend.views import ATTEMPTS
 from market.service import MarketService, redis_client, using
 from tests.site.market_site import FACTS, MARKET, MarketSite, market_at
 from tests.swarm.redis_fixture import RedisServer, running_redis

@@ -65,9 +65,16 @@ def test_a_wrong_value_is_named(name: str, value: str) -> None:
 def test_strict_mode_refuses_a_dense_path_whose_bits_depend_on_the_batch() -> None:
     for dense in ("fast", "float"):
         with pytest.raises(ConfigError, match=rf"KVASIR_STRICT=1.*KVASIR_DENSE={dense}.*KVASIR_DENSE=kx1"):
-            service_settings({"KVASIR_STRICT": "1", "KVASIR_DENSE": dense})
+            service_settings({"KVASIR_STRICT": "1", "KVASIR_DENSE": dense, "KVASIR_DEVICE": "cuda"})
     assert service_settings({"KVASIR_STRICT": "1"}).strict
-    assert service_settings({"KVASIR_STRICT": "0", "KVASIR_DENSE": "fast"}).dense == "fast"
+    assert service_settings({"KVASIR_STRICT": "0", "KVASIR_DENSE": "float"}).dense == "float"
+
+
+def test_the_fast_dense_path_needs_a_cuda_device() -> None:
+    for device in ({}, {"KVASIR_DEVICE": "cpu"}):
+        with pytest.raises(ConfigError, match=r"^KVASIR_DENSE=fast needs a CUDA device.*set KVASIR_DENSE=kx1"):
+            service_settings({"KVASIR_DENSE": "fast", **device})
+    assert service_settings({"KVASIR_DENSE": "fast", "KVASIR_DEVICE": "cuda"}).dense == "fast"
 
 
 def test_the_command_holds_as_many_tasks_as_may_run_and_wait() -> None:

@@ -6,7 +6,7 @@ import hashlib
 import json
 from pathlib import Path
 
-from frontend.import_map import IMPORTS, VENDOR
+from frontend.content_policy import IMPORTS, VENDOR
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "frontend/static/kvasir/vendor"

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from backbone.sampling_params import SamplingParams
 from backbone.service_settings import celery_command
 from backbone.stream import client as stream
 from backbone.stream.client import StreamSettings
@@ -107,7 +108,7 @@ def _wait_lease(redis: RedisServer, started: Backbone) -> str:
 def completion(
     prompt: Any = "hello world", *, n: int = 1, deadline_s: float = 60.0, **sampling: Any
 ) -> GenerationRequest:
-    asked = {"temperature": 0.8, "seed": 7, "max_tokens": 12} | sampling
+    asked = SamplingParams.from_values({"temperature": 0.8, "seed": 7, "max_tokens": 12} | sampling)
     return GenerationRequest(
         uuid.uuid4().hex, MODEL, RequestKind.COMPLETION, deadline_s, time.time(), prompt=prompt, n=n, sampling=asked
     )

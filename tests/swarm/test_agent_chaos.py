@@ -20,10 +20,10 @@ import httpx
 import openai
 import pytest
 
-from backbone.engine.sampling.params import SamplingParams
 from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.swarm.transport import NoWorkers
 from backbone.management.generation import generate
+from backbone.sampling_params import SamplingParams
 from kvasir_site.supervisor.local_slices import share_budget
 from tests.swarm.agent_process import AgentProcess
 from tests.swarm.service_process import PATIENCE_S, ROOT, ServiceProcess, service_process

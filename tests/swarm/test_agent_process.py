@@ -17,11 +17,11 @@ import httpx
 import pytest
 
 from backbone.engine.dispatch.dispatcher import MOVED, NO_REPLICA
-from backbone.engine.sampling.params import SamplingParams
 from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.swarm.edge_pool import EdgePool
 from backbone.engine.swarm.transport import NoWorkers
 from backbone.management.generation import Generation, first_difference, generate
+from backbone.sampling_params import SamplingParams
 from kvasir.relay.directory import FixedDirectory
 from kvasir.wire.frames import Role
 from kvasir_site.supervisor.local_slices import share_budget

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-from backbone.api.keys.limits import Rate, take
 from backbone.stream import client as stream
+from market.nodes.rate_limits import Rate, take
 from tests.swarm.redis_fixture import RedisServer, running_redis
 
 T = TypeVar("T")
@@ -40,7 +40,9 @@ def run(work: Callable[[], Awaitable[T]]) -> T:
 
 def waits(server: RedisServer, times: list[float], rate: Rate = RATE, bucket: str = "key:a") -> list[float]:
     async def work() -> list[float]:
-        return [await take(stream.redis_client(server.url), bucket, rate, 1000.0 + time) for time in times]
+        return [
+            await take(stream.redis_client(server.url), bucket, rate, 1_000_000 + int(1000 * time)) for time in times
+        ]
 
     return run(work)
 
@@ -70,7 +72,7 @@ def test_buckets_are_apart(server: RedisServer) -> None:
 def test_many_at_once_get_the_burst_exactly(server: RedisServer) -> None:
     async def work() -> list[float]:
         client = stream.redis_client(server.url)
-        return await asyncio.gather(*(take(client, "key:a", Rate(60, 20), 1000.0) for _ in range(50)))
+        return await asyncio.gather(*(take(client, "key:a", Rate(60, 20), 1_000_000) for _ in range(50)))
 
     assert sum(wait == 0 for wait in run(work)) == 20
 

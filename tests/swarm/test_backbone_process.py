@@ -168,7 +168,7 @@ def test_a_full_queue_loses_requests_and_never_blocks(redis: Redis) -> None:
     stream = writing.open(request_id, 60.0)
     writing.put([(request_id, Queued(1))])
     writing.put([(request_id, Token(0, 1, "a"))])
-    assert lost == ["the message store is too slow for the tokens that are made"] and stream.is_lost
+    assert lost == ["the message store is too slow for the generated tokens"] and stream.is_lost
     writing.put([(request_id, DONE)])
     assert stream.finished.is_set()
 
@@ -291,7 +291,7 @@ def test_what_is_hot_is_told_in_usage_and_stats(server: RedisServer, redis: Redi
 
 
 def test_a_running_request_that_comes_again_is_left_alone(process: BackboneProcess, redis: Redis) -> None:
-    request = replace(endless(), sampling=dict(endless().sampling) | {"max_tokens": 1900})
+    request = replace(endless(), sampling=replace(endless().sampling, max_tokens=1900))
     running = serve(process, request)
     until(lambda: redis.exists(keys.stream_key(request.request_id)))
     finish(serve(process, request))

@@ -17,12 +17,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backbone.engine.sampling.params import SamplingParams
 from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.swarm.edge_pool import EdgePool
 from backbone.engine.swarm.transport import NoWorkers
 from backbone.engine.swarm.worker_address import WorkerAddress
 from backbone.management.generation import DispatchSettings, Generation, first_difference, generate
+from backbone.sampling_params import SamplingParams
 from kvasir.experts import ExpertRange, FloatRows
 from kvasir.kernels import native
 from kvasir.kernels.api import EncodedRows, LoadedExperts, Pairs

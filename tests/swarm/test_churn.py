@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from backbone.engine.sampling.params import SamplingParams
 from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.swarm.edge_pool import EdgePool
 from backbone.engine.swarm.transport import NoWorkers
 from backbone.engine.swarm.worker_address import WorkerAddress
 from backbone.management.generation import DispatchSettings, Generation, first_difference, generate
+from backbone.sampling_params import SamplingParams
 from kvasir_site.supervisor.local_workers import LocalWorker
 from tests.swarm.swarm import cut, even_parts
 

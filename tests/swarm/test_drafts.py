@@ -18,10 +18,10 @@ import openai
 import pytest
 from django.db.models import Sum
 
-from backbone.engine.sampling.params import SamplingParams
 from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.swarm.transport import NoWorkers
 from backbone.management.generation import generate
+from backbone.sampling_params import SamplingParams
 from market.models.work import WorkDay
 from tests.site.database import database_at
 from tests.swarm.service_process import PATIENCE_S, ROOT, ServiceProcess, service_process

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backbone.engine.sampling.params import SamplingParams
 from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.swarm.edge_pool import EdgePool
 from backbone.engine.swarm.reply_format import ReplyFormat
 from backbone.engine.swarm.transport import NoWorkers
 from backbone.engine.swarm.worker_address import WorkerAddress
 from backbone.management.generation import DispatchSettings, Generation, first_difference, generate
+from backbone.sampling_params import SamplingParams
 from kvasir.kernels.api import ExpertKernel
 from kvasir.kernels.kx1 import KX1Kernel
 from kvasir.kernels.native import NativeLibrary, load

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from django.core.management import call_command
 
-from backbone.engine.sampling.params import SamplingParams
 from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.swarm.edge_pool import EdgePool
 from backbone.engine.swarm.worker_address import WorkerAddress
@@ -23,9 +22,10 @@ from backbone.management.generation import generate
 from backbone.process import market_link
 from backbone.process.backbone_process import redis_connection
 from backbone.process.market_link import MarketLink
+from backbone.sampling_params import SamplingParams
 from backbone.service_settings import ServiceSettings
 from kvasir.worker.serving.holdings import open_holdings
-from market.ledger.rewards_report import Asker, Page, rewards
+from market.ledger.rewards_report import Page, rewards
 from market.nodes.identity import account_of, register
 from market.settings import MarketSettings
 from tests.oracles.tiny_gguf import TinyModel, write_tiny
@@ -49,7 +49,7 @@ def linked(loaded: LoadedModel, model: Path, address: str, folder: Path) -> Iter
     """A backbone's link to the market, from its start to its stop, without Redis."""
     with EdgePool([WorkerAddress.parse(address)], loaded.hello()) as pool:
         client = redis_connection("redis://127.0.0.1:1")
-        link = MarketLink(ServiceSettings(model, "m"), "b1", loaded, pool, client, folder / "receipts")
+        link = MarketLink(ServiceSettings(model, "m", receipts_dir=folder / "receipts"), "b1", loaded, pool, client)
         link.start()
         try:
             yield link, pool
@@ -74,7 +74,7 @@ def test_a_lie_is_not_paid_and_its_teller_is_shown_why(
         with linked(loaded, model, address, tmp_path) as (link, pool):
             run = generate(loaded, pool, PROMPTS, GREEDY, guard=link.guard)
             link.guard.settle()
-        told = rewards(Asker(account_of(node.account_key)), Page())
+        told = rewards(account_of(node.account_key), Page())
         check(told, node.node_id, run.tally.pairs_by_worker.total(), is_proven=policy is CHECKED_AFTER_USE)
         call_command("verify_ledger", stdout=(out := StringIO()), stderr=StringIO())
         assert "sound" in out.getvalue()

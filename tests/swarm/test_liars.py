@@ -13,15 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from backbone.engine.sampling.params import SamplingParams
 from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.swarm.edge_pool import EdgePool
 from backbone.engine.swarm.transport import NoWorkers
 from backbone.engine.swarm.worker_address import WorkerAddress
 from backbone.engine.trust.book import Forgetful
+from backbone.engine.trust.entry_tests import WorkerAccess
 from backbone.engine.trust.guard import Lie, WorkGuard
 from backbone.engine.trust.standing import TrustPolicy, TrustState
 from backbone.management.generation import DispatchSettings, Generation, first_difference, generate
+from backbone.sampling_params import SamplingParams
 from kvasir.worker.serving.holdings import Holdings, open_holdings
 from tests.oracles.tiny_gguf import TinyModel, write_tiny
 from tests.swarm.liars import Answer, EveryNth, NotANumber, Replaying, Silent
@@ -91,7 +92,9 @@ def swarm(
         addresses = stack.enter_context(serving([honest, misbehaving]))
         edges = stack.enter_context(EdgePool([WorkerAddress.parse(a) for a in addresses], loaded.hello()))
         assert edges.problems == {}
-        guard = WorkGuard(loaded.store, edges, key=KEY, policy=policy, is_strict=is_strict, on_lie=lies.append)
+        guard = WorkGuard(
+            loaded.store, WorkerAccess(edges), key=KEY, policy=policy, is_strict=is_strict, on_lie=lies.append
+        )
         stack.callback(guard.close)
         guard.usable(edges.live())
         guard.settle()
@@ -260,7 +263,7 @@ def test_what_is_known_of_a_worker_outlives_the_guard(loaded: LoadedModel, model
     keeper = Remembering()
     with halves(loaded, model, tmp_path, EveryNth(100, first=20), ALL_UNPROVEN) as running:
         for times in range(2):
-            guard = WorkGuard(loaded.store, running.edges, key=KEY, policy=ALL_UNPROVEN, keeper=keeper)
+            guard = WorkGuard(loaded.store, WorkerAccess(running.edges), key=KEY, policy=ALL_UNPROVEN, keeper=keeper)
             guard.usable(running.edges.live())
             guard.settle()
             assert guard.usable(running.edges.live()) == running.edges.live() - ({running.liar} if times else set())

@@ -24,10 +24,10 @@ import httpx
 import pytest
 from django.db.models import Sum
 
-from backbone.engine.sampling.params import SamplingParams
 from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.swarm.transport import NoWorkers
 from backbone.management.generation import generate
+from backbone.sampling_params import SamplingParams
 from kvasir.gguf.index import GGUFIndex
 from kvasir.slicing.budget import WORKER_OVERHEAD_BYTES
 from kvasir.slicing.model_card import ModelCard
@@ -59,7 +59,7 @@ PROMPT = "hello world"
 
 @dataclass(slots=True)
 class Agent:
-    """One `kvasir-worker join --budget`, and where it says what happens."""
+    """One `kvasir-worker join --budget`, and its log."""
 
     process: subprocess.Popen[bytes]
     said: Path

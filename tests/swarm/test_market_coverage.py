@@ -1,7 +1,7 @@
 """Coverage in a real Redis against a plain model of it, with an injected clock; and 200 volunteers at once.
 
-The contracts: counts are exactly what living workers state; silence past the lease is gone; a promise counts until it
-is covered or ends; nothing is promised beyond its target.
+The contracts: counts are exactly the ranges of live workers; silence past the lease is gone; a lease counts until it
+is covered or ends; nothing is leased beyond its target.
 """
 
 from __future__ import annotations
@@ -23,11 +23,10 @@ from market.coverage.codec import coverage_key, coverage_keys
 from market.coverage.leases import Lease, NoLease, Refusal, Volunteer, take_lease
 from market.coverage.model_facts import ModelFacts
 from market.coverage.reading import announce_shape, snapshot, snapshot_of
-from market.coverage.store import CoverageStore, TooManyPledgesError, unix_ms
-from market.coverage.target_store import refresh_targets
+from market.coverage.store import CoverageStore, TooManyLeasesError, unix_ms
 from market.coverage.targets import TargetBounds
 from market.coverage.traffic import publish_traffic, traffic_key
-from market.coverage.upkeep import Upkeep
+from market.coverage.upkeep import Upkeep, refresh_targets
 from tests.swarm.redis_fixture import running_redis
 
 BOUNDS = TargetBounds(2, 5)
@@ -81,17 +80,17 @@ class Market(RuleBasedStateMachine):
         self.client.flushdb()
         self.store, self.now = store_at(self.client)
         self.held: dict[str, tuple[int, tuple[ExpertRange, ...]]] = {}
-        self.promised: dict[str, tuple[str, int, ExpertRange]] = {}
+        self.leased: dict[str, tuple[str, int, ExpertRange]] = {}
         self.version = -1
 
     @rule(worker=WORKERS, held=ranges(), lease=st.integers(1, 3))
     def beat(self, worker: str, held: tuple[ExpertRange, ...], lease: int) -> None:
         self.state(worker, held, lease)
 
-    @precondition(lambda self: self.promised)
+    @precondition(lambda self: self.leased)
     @rule(data=st.data(), lease=st.integers(1, 3))
-    def keep_a_promise(self, data: st.DataObject, lease: int) -> None:
-        worker, _, item = data.draw(st.sampled_from(list(self.promised.values())))
+    def fulfil_a_lease(self, data: st.DataObject, lease: int) -> None:
+        worker, _, item = data.draw(st.sampled_from(list(self.leased.values())))
         before = self.held.get(worker, (0, ()))[1]
         self.state(worker, merge_ranges([*before, item]), lease)
 
@@ -100,21 +99,21 @@ class Market(RuleBasedStateMachine):
         self.forget_what_ended()
         answer = take_lease(self.store, Volunteer(worker, budget_bytes=budget), BOUNDS, base_s=1.0)
         if isinstance(answer, Lease):
-            item = answer.offer.range
+            item = answer.choice.range
             before = self.counts() + self.pending()
             assert (before[item.layer, item.start : item.stop] < 2).all()
-            mine = [*self.held.get(worker, (0, ()))[1], *(p[2] for p in self.promised.values() if p[0] == worker)]
+            mine = [*self.held.get(worker, (0, ()))[1], *(p[2] for p in self.leased.values() if p[0] == worker)]
             taken = sum(FACTS.range_bytes(r) for r in merge_ranges([*mine, item]))
             assert taken <= budget
             assert sum(FACTS.range_bytes(r) for r in [*merge_ranges(mine), item]) == taken  # nothing twice
             end = self.now.ms + round(answer.lease_s * 1000)
-            self.promised[answer.lease_id] = (worker, end, item)
+            self.leased[answer.lease_id] = (worker, end, item)
 
     @rule(worker=WORKERS)
     def leave(self, worker: str) -> None:
         self.store.leave(worker)
         self.held.pop(worker, None)
-        self.promised = {key: value for key, value in self.promised.items() if value[0] != worker}
+        self.leased = {key: value for key, value in self.leased.items() if value[0] != worker}
 
     @rule(ms=st.sampled_from([1, 400, 999, 1000, 2500]))
     def wait(self, ms: int) -> None:
@@ -144,21 +143,21 @@ class Market(RuleBasedStateMachine):
         self.store.beat(worker, held, lease * LEASE_MS)
         self.held[worker] = (self.now.ms + lease * LEASE_MS, held)
         cells = cells_of(held)
-        self.promised = {
+        self.leased = {
             key: (who, end, item)
-            for key, (who, end, item) in self.promised.items()
+            for key, (who, end, item) in self.leased.items()
             if who != worker or not cells_of([item]) <= cells
         }
 
     def forget_what_ended(self) -> None:
         self.held = {worker: item for worker, item in self.held.items() if item[0] > self.now.ms}
-        self.promised = {key: item for key, item in self.promised.items() if item[1] > self.now.ms}
+        self.leased = {key: item for key, item in self.leased.items() if item[1] > self.now.ms}
 
     def counts(self) -> Any:
         return counted([item for _, held in self.held.values() for item in held])
 
     def pending(self) -> Any:
-        return counted([item for _, _, item in self.promised.values()])
+        return counted([item for _, _, item in self.leased.values()])
 
 
 def cells_of(held: Any) -> set[tuple[int, int]]:
@@ -177,10 +176,10 @@ def test_it_works(client: Redis) -> None:
     store, _ = store_at(client)
     answer = take_lease(store, Volunteer("ant", budget_bytes=400), BOUNDS, base_s=60.0)
     assert isinstance(answer, Lease)
-    assert answer.offer.range.n_experts * FACTS.expert_bytes[answer.offer.range.layer] <= 400
-    store.beat("ant", [answer.offer.range], LEASE_MS)
+    assert answer.choice.range.n_experts * FACTS.expert_bytes[answer.choice.range.layer] <= 400
+    store.beat("ant", [answer.choice.range], LEASE_MS)
     seen = snapshot_of(store, BOUNDS)
-    assert seen.replicas.sum() == answer.offer.range.n_experts
+    assert seen.replicas.sum() == answer.choice.range.n_experts
     assert seen.pending.sum() == 0
 
 
@@ -201,7 +200,7 @@ def test_200_volunteers_at_once_get_no_gap_twice(client: Redis) -> None:
     seen = snapshot_of(store, BOUNDS)
     assert seen.replicas.sum() == 0
     assert (seen.pending <= seen.targets).all()
-    assert seen.pending.sum() == sum(lease.offer.range.n_experts for lease in leases)
+    assert seen.pending.sum() == sum(lease.choice.range.n_experts for lease in leases)
     assert (seen.pending == seen.targets).all()  # 3 layers x 64 experts x 2 replicas for 200 x 4
     assert refusals == {Refusal.AT_TARGET}
     assert len({lease.lease_id for lease in leases}) == len(leases)
@@ -211,8 +210,8 @@ def test_the_same_worker_at_once_is_never_promised_an_expert_twice(client: Redis
     store = CoverageStore(client, FACTS)
     with ThreadPoolExecutor(16) as pool:
         answers = list(pool.map(lambda _: take_lease(store, Volunteer("ant", max_experts=9), BOUNDS, 60.0), range(16)))
-    promised = [answer.offer.range for answer in answers if isinstance(answer, Lease)]
-    assert sum(item.n_experts for item in promised) == len(cells_of(promised)) <= 9
+    leased = [answer.choice.range for answer in answers if isinstance(answer, Lease)]
+    assert sum(item.n_experts for item in leased) == len(cells_of(leased)) <= 9
 
 
 def test_a_claim_from_a_view_that_no_longer_holds_is_refused(client: Redis) -> None:
@@ -220,7 +219,7 @@ def test_a_claim_from_a_view_that_no_longer_holds_is_refused(client: Redis) -> N
     mine, other = ExpertRange(1, 0, 2), ExpertRange(2, 3, 5)
     view = store.look("ant")
     assert store.claim("ant", mine, view, LEASE_MS) is not None
-    assert store.claim("ant", other, view, LEASE_MS) is None  # its own promises count against its budget
+    assert store.claim("ant", other, view, LEASE_MS) is None  # its own leases count against its budget
     view = store.look("ant")
     store.beat("ant", [ExpertRange(2, 0, 1)], LEASE_MS)
     assert store.claim("ant", other, view, LEASE_MS) is None  # and so does what it holds
@@ -255,7 +254,7 @@ def test_refusals_say_why(client: Redis) -> None:
     store, _ = store_at(client)
     small = take_lease(store, Volunteer("ant", budget_bytes=99), BOUNDS, 1.0)
     assert isinstance(small, NoLease) and small.refusal is Refusal.NOTHING_FITS
-    assert "99 bytes are left of it; the smallest expert that is wanted has 100" in small.detail
+    assert "99 bytes of the budget are left; the smallest wanted expert has 100" in small.detail
     full = take_lease(store, Volunteer("ant", budget_bytes=200, stated=(ExpertRange(1, 0, 2),)), BOUNDS, 1.0)
     assert isinstance(full, NoLease) and full.refusal is Refusal.BUDGET_FULL
     for worker in ("ant", "bee"):
@@ -268,7 +267,7 @@ def test_a_worker_that_only_collects_promises_is_stopped(client: Redis) -> None:
     facts = ModelFacts("many", "c" * 64, 1, 200, 64, 32, (10,))
     store, _ = store_at(client, facts)
     n_taken = 0
-    with pytest.raises(TooManyPledgesError, match="64 leases"):
+    with pytest.raises(TooManyLeasesError, match="64 leases"):
         for number in range(1, 100):
             assert isinstance(take_lease(store, Volunteer("ant", max_experts=number), BOUNDS, 1.0), Lease)
             n_taken += 1

@@ -1,4 +1,4 @@
-"""Half of a swarm vanishes: coverage is back within two leases and the download, and nothing was promised twice."""
+"""Half of a swarm vanishes: coverage is back within two leases and the download, and nothing was leased twice."""
 
 from __future__ import annotations
 

@@ -14,11 +14,11 @@ import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from backbone.engine.sampling.params import SamplingParams
 from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.swarm.transport import NoWorkers
 from backbone.engine.text.chat_template import ChatTemplate
 from backbone.management.generation import generate
+from backbone.sampling_params import SamplingParams
 from backbone.stream.events import Failed, event_from_json
 from backbone.stream.keys import EVENT_FIELD, stream_key
 from tests.swarm.backbone_service import MODEL, NEVER_ENDING, backbones, write_model

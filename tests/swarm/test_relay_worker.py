@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvasir.edge.keepalive import KeepAlive
+from kvasir.edge.signs_of_life import KeepAlive
 from kvasir.errors import EdgeError, EdgeTimeout, HandshakeRefused
 from kvasir.experts import ExpertRange, FloatRows
 from kvasir.gguf.index import GGUFIndex

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from django.core.management import call_command
 
-from backbone.engine.sampling.params import SamplingParams
 from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.swarm.edge_pool import EdgePool
 from backbone.engine.swarm.transport import NoWorkers
 from backbone.management.generation import Generation, first_difference, generate
 from backbone.process.backbone_process import redis_connection
 from backbone.process.market_link import MarketLink
+from backbone.sampling_params import SamplingParams
 from backbone.service_settings import ServiceSettings
 from kvasir.relay.directory import FixedDirectory
 from kvasir.wire.frames import Role
@@ -61,9 +61,9 @@ def dialled(loaded: LoadedModel, relay: RelayProcess) -> Iterator[EdgePool]:
 @contextmanager
 def linked(loaded: LoadedModel, model: Path, pool: EdgePool, name: str) -> Iterator[MarketLink]:
     """A backbone's link to the market, from its start to its stop. There is no Redis: nothing of this needs it."""
-    settings = ServiceSettings(model, "m")
+    settings = ServiceSettings(model, "m", receipts_dir=model.parent / "receipts")
     client = redis_connection("redis://127.0.0.1:1")
-    link = MarketLink(settings, name, loaded, pool, client, model.parent / "receipts")
+    link = MarketLink(settings, name, loaded, pool, client)
     link.start()
     try:
         yield link

@@ -18,10 +18,10 @@ import httpx
 import openai
 import pytest
 
-from backbone.engine.sampling.params import SamplingParams
 from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.swarm.transport import NoWorkers
 from backbone.management.generation import generate
+from backbone.sampling_params import SamplingParams
 from kvasir_site.supervisor.ports import free_port
 from tests.swarm.service_process import PATIENCE_S, ServiceProcess, service_process
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from backbone.engine.sampling.params import SamplingParams
 from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.swarm.edge_pool import EdgePool
 from backbone.engine.swarm.transport import NoWorkers
 from backbone.engine.swarm.worker_address import WorkerAddress
 from backbone.management.generation import Generation, first_difference, generate
+from backbone.sampling_params import SamplingParams
 from kvasir.relay.directory import FixedDirectory
 from kvasir.wire.frames import Role
 from kvasir.worker.serving.holdings import open_holdings

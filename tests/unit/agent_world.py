@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any, cast
 
 from kvasir.experts import ExpertRange
-from kvasir.worker.agent.agent import Agent
+from kvasir.slicing.budget import WORKER_OVERHEAD_BYTES
+from kvasir.worker.agent.agent import Agent, Surroundings
+from kvasir.worker.agent.config import AgentConfig, NodeIdentity, Pace
 from kvasir.worker.agent.demand import Demand, DemandRun
-from kvasir.worker.agent.edge import AgentEdge, edge_config
+from kvasir.worker.agent.edge import AgentEdge
 from kvasir.worker.agent.fetch import Fetcher
-from kvasir.worker.agent.market_client import Assigned, Heartbeat, MarketClient, NothingWanted
-from kvasir.worker.agent.node_credentials import NodeCredentials
-from kvasir.worker.agent.options import AgentOptions, Pace, Surroundings
+from kvasir.worker.agent.market_client import Assigned, Heartbeat, MarketClient, NodeCredentials, NothingWanted
 from kvasir.worker.agent.plan_state import SiteModel
 from kvasir.worker.agent.state import StateDirectory
 from kvasir.worker.slices.store import HeldSlice, SliceOffer
@@ -44,6 +44,7 @@ class FakeMarket:
     beats: list[tuple[float, Heartbeat]] = field(default_factory=list)
     n_tokens: int = 0
     expires: str = ""
+    seconds: dict[str, float] = field(default_factory=dict)  # until an answer comes, by call
 
     def _called(self, name: str) -> None:
         self.calls.append(name)
@@ -54,11 +55,13 @@ class FakeMarket:
         self._called("register")
         assert (invite, name) == ("code", "kvasir-worker")
         self.n_tokens += 1
+        await asyncio.sleep(self.seconds.get("register", 0))
         return NodeCredentials("node-1", f"kvs-{self.n_tokens}", self.expires)
 
     async def rotate(self, node_id: str) -> NodeCredentials:
         self._called("rotate")
         self.n_tokens += 1
+        await asyncio.sleep(self.seconds.get("rotate", 0))
         return NodeCredentials(node_id, f"kvs-{self.n_tokens}", "")
 
     async def heartbeat(self, beat: Heartbeat) -> float:
@@ -110,8 +113,8 @@ class FakeStore:
 class FakeRelayWorker:
     """Joins at once."""
 
-    def __init__(self, config: Any, holdings: Any, *, on_joined: Callable[[], None], on_lost: Callable[[str], None]):
-        self.token, self.lose, self.join = config.token, on_lost, on_joined
+    def __init__(self, relay: Any, holdings: Any, *, on_joined: Callable[[], None], on_lost: Callable[[str], None]):
+        self.token, self.lose, self.join = relay.token, on_lost, on_joined
         self.stopped = asyncio.Event()
 
     async def run(self) -> None:
@@ -153,19 +156,25 @@ class World:
         self.wall_s = 0.0  # Unix time at the loop's 0
 
     def make(self, given: NodeCredentials | None = None) -> Agent:
-        options = AgentOptions(SITE, self.room, invite="code", pace=self.pace)
+        config = AgentConfig(
+            SITE,
+            self.room + WORKER_OVERHEAD_BYTES,
+            self.directory.path,
+            NodeIdentity(invite="code"),
+            pace=self.pace,
+        )
         surroundings = Surroundings(
             market=cast("MarketClient", self.market),
             fetcher=Fetcher(SITE, self.room, self._make_store),
             directory=self.directory,
             report=self.report,
-            make_edge=lambda changed: AgentEdge(edge_config(1, "auto"), changed, self._make_worker),
+            make_edge=lambda changed: AgentEdge(changed, self._make_worker),
             clock=self.loop.time,
             jitter=lambda: 0.5,
             wall_clock=lambda: self.wall_s + self.loop.time(),
-            open_slices=lambda paths, kernel, n_threads: fake_holdings(),
+            open_slices=lambda *_: fake_holdings(),
         )
-        return Agent(options, surroundings, given)
+        return Agent(config, surroundings, given)
 
     def _make_store(self, token: str) -> FakeStore:
         self.stores.append(FakeStore(token))

@@ -14,7 +14,6 @@ from torch import Tensor
 from backbone.engine.dispatch.dispatcher import ExpertDispatcher, Served
 from backbone.engine.dispatch.hot_cache import HotCache
 from backbone.engine.model.expert_caller import ExpertCaller
-from backbone.engine.sampling.params import SamplingParams
 from backbone.engine.serving.jobs import (
     Broken,
     ChoiceEnded,
@@ -30,6 +29,7 @@ from backbone.engine.serving.service import EngineService, ServiceLimits
 from backbone.engine.serving.token_choice import TokenChooser
 from backbone.engine.swarm.transport import NoWorkers, Transport
 from backbone.management.generation import generate
+from backbone.sampling_params import SamplingParams
 from tests.oracles.tiny_gguf import TinyModel, write_tiny
 from tests.oracles.tiny_layout import TinyShape
 

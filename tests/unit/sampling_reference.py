@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backbone.engine.sampling.choice import RandomDraw, Sampled, TokenLogprob
-from backbone.engine.sampling.params import SamplingParams
+from backbone.sampling_params import SamplingParams
 
 
 def reference_sample(

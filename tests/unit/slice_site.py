@@ -18,8 +18,8 @@ from kvasir.worker.slices.download import Patience
 from kvasir.worker.slices.http import make_client
 from kvasir.worker.slices.store import SliceOffer, SliceStore, StoreOptions
 from market.nodes.tokens import TokenHolder, TokenRefusedError, TokenScope
-from relay.slices.digests import DigestBook
 from relay.slices.limits import DownloadBook, SliceLimits
+from relay.slices.manifests import DigestBook
 from relay.slices.planning import SliceShelf
 from relay.slices.server import SliceParts, SliceServer
 from tests.unit.moe_files import ModelSpec, write_model

@@ -14,14 +14,13 @@ import pytest
 from kvasir.errors import ConfigError
 from kvasir.experts import ExpertRange
 from kvasir.worker.agent.agent import Agent
+from kvasir.worker.agent.config import Pace
 from kvasir.worker.agent.demand import DemandRun
-from kvasir.worker.agent.market_client import MarketAwayError, MarketRefusedError, NothingWanted
-from kvasir.worker.agent.node_credentials import NodeCredentials
-from kvasir.worker.agent.options import Pace
+from kvasir.worker.agent.market_client import MarketAwayError, MarketRefusedError, NodeCredentials, NothingWanted
 from kvasir.worker.agent.plan_state import SiteModel
 from kvasir.worker.slices.http import SourceRefusedError, TransferError
 from kvasir.worker.slices.store import DoesNotFitError
-from tests.unit.agent_world import EXPERT_BYTES, LEASE_S, World
+from tests.unit.agent_world import EXPERT_BYTES, LEASE_S, SITE, World
 from tests.unit.virtual_time import VirtualLoop, run
 
 A, B, C = ExpertRange(0, 0, 4), ExpertRange(0, 4, 8), ExpertRange(1, 0, 8)
@@ -336,5 +335,22 @@ def test_it_leaves_in_the_middle_of_anything(tmp_path: Path) -> None:
             await task
             assert loop.time() - asked < 5
             assert world.report.events[-1] == "stopped"
+
+    run(test)
+
+
+@pytest.mark.parametrize("action", ["register", "rotate"])
+def test_a_stop_waits_for_a_token_that_is_under_way(tmp_path: Path, action: str) -> None:
+    async def test(loop: VirtualLoop) -> None:
+        world = World(loop, tmp_path, A)
+        world.market.expires = "1970-01-01T01:00:00Z"
+        world.market.seconds[action] = 5.0
+        agent = world.make()
+        task = loop.create_task(agent.run())
+        await until(world, lambda: action in world.market.calls)
+        agent.stop("now")
+        await task
+        assert world.directory.read_token() == world.market.token == f"kvs-{world.market.n_tokens}"
+        assert world.directory.load(SITE).node_id == "node-1"
 
     run(test)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from kvasir.worker.agent.edge import HANDOVER_S, OVERLAP_S, AgentEdge, edge_config
+from kvasir.worker.agent.edge import HANDOVER_S, OVERLAP_S, AgentEdge
 from tests.unit.fake_experts import fake_holdings
 from tests.unit.virtual_time import VirtualLoop, run, settle
 
@@ -16,8 +16,8 @@ URL = "wss://relay.test/relay"
 class FakeWorker:
     """A `RelayWorker` that joins when the test says so."""
 
-    def __init__(self, config: Any, holdings: Any, *, on_joined: Callable[[], None], on_lost: Callable[[str], None]):
-        self.config, self.holdings, self.join, self.lose = config, holdings, on_joined, on_lost
+    def __init__(self, relay: Any, holdings: Any, *, on_joined: Callable[[], None], on_lost: Callable[[str], None]):
+        self.relay, self.holdings, self.join, self.lose = relay, holdings, on_joined, on_lost
         self.stopped: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
@@ -35,7 +35,7 @@ class Relay:
         self.joins = joins
         self.workers: list[FakeWorker] = []
         self.said: list[bool] = []
-        self.edge = AgentEdge(edge_config(1, "auto"), lambda is_joined, _: self.said.append(is_joined), self._make)
+        self.edge = AgentEdge(lambda is_joined, _: self.said.append(is_joined), self._make)
 
     def _make(self, *args: Any, **callbacks: Any) -> FakeWorker:
         worker = FakeWorker(*args, **callbacks)
@@ -52,7 +52,7 @@ def test_the_first_edges_open_with_address_and_token() -> None:
     async def test(_: VirtualLoop) -> None:
         relay = Relay()
         assert await relay.serve()
-        assert (relay.workers[0].config.relay_url, relay.workers[0].config.token) == (URL, "kvs-token")
+        assert (relay.workers[0].relay.url, relay.workers[0].relay.token) == (URL, "kvs-token")
         assert relay.said[-1] is True
         await relay.edge.stop("done")
         assert relay.workers[0].stopped.result() == "done"

@@ -11,12 +11,12 @@ import pytest
 
 from kvasir.errors import ConfigError
 from kvasir.experts import ExpertRange
-from kvasir.worker.agent.config import AgentConfig, default_directory
-from kvasir.worker.agent.node_credentials import NodeCredentials, given_credentials
+from kvasir.worker.agent.config import AgentConfig
+from kvasir.worker.agent.market_client import NodeCredentials, given_credentials
 from kvasir.worker.agent.plan_state import Piece, SiteModel
 from kvasir.worker.agent.state import SavedState, StateDirectory
-from kvasir.worker.command_line import parse_arguments, parse_command
-from kvasir.worker.serving.config import WorkerConfig
+from kvasir.worker.command_line import default_directory, parse_arguments, parse_command
+from kvasir.worker.serving.config import RelayAccess, WorkerConfig
 
 SITE = "https://site.test"
 PIECES = (Piece(ExpertRange(0, 0, 4), 400, "kx1"), Piece(ExpertRange(2, 1, 3), 200, "kx1", "a" * 16))
@@ -85,12 +85,12 @@ def test_the_command_line_with_a_budget(tmp_path: Path) -> None:
     assert isinstance(config, AgentConfig)
     assert (config.site, config.budget_bytes, config.state_dir) == (SITE, 2 << 30, tmp_path)
     assert config.room_bytes == (2 << 30) - 150_000_000
-    assert (config.invite, config.n_threads, config.token) == ("code", 2, "")
+    assert (config.identity.invite, config.kernel.n_threads, config.identity.token) == ("code", 2, "")
     assert "code" not in repr(config)
-    assert config.region == ""
+    assert "region" not in config.facts
     said = parse_command([*words, "--region", " West Java "])
     assert isinstance(said, AgentConfig)
-    assert said.region == "West Java"
+    assert said.facts["region"] == "West Java"
     assert default_directory("https://site.test:8000").parts[-2:] == ("kvasir", "site.test_8000")
 
 
@@ -98,7 +98,7 @@ def test_the_form_with_a_slice_is_as_before(tmp_path: Path) -> None:
     (tmp_path / "a.gguf").touch()
     words = ["join", "wss://relay.test/relay", "--slice", str(tmp_path / "a.gguf"), "--token", "t"]
     assert isinstance(parse_command(words), WorkerConfig)
-    assert parse_arguments(words).relay_url == "wss://relay.test/relay"
+    assert parse_arguments(words).relay == RelayAccess("wss://relay.test/relay", "t")
 
 
 @pytest.mark.parametrize(

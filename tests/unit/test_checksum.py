@@ -7,7 +7,7 @@ import zlib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvasir.wire.checksum import crc32
+from kvasir.wire.header import crc32
 
 
 @given(st.binary(max_size=2000), st.binary(max_size=2000))

@@ -19,7 +19,10 @@ from backbone.engine.ops.devices import CPU, Device, torch_device
 from backbone.engine.ops.interface import Linear
 from backbone.engine.ops.torch_ops import TorchOps
 from backbone.engine.serving.loaded_model import Dense, LoadedModel, make_ops
+from backbone.engine.serving.sum_calibration import sum_scale_of
 from backbone.engine.swarm.transport import NoWorkers
+from backbone.process.served_model import directory_entry, open_model
+from backbone.service_settings import ServiceSettings
 from kvasir.errors import ConfigError
 from kvasir.experts import WeightMatrix
 from kvasir.gguf.index import GGUFIndex
@@ -70,6 +73,27 @@ def test_a_model_is_not_opened_without_its_device(tmp_path: Path) -> None:
     path = write_tiny(tmp_path / "m.gguf", TinyModel("qwen3moe", "Q4_K", shape=SHAPE))
     with pytest.raises(ConfigError, match="CUDA is asked for"):
         LoadedModel.open(path, n_slot=1, dense=Dense.FLOAT, device=Device.CUDA)
+
+
+@pytest.mark.usefixtures("has_no_cuda")
+@pytest.mark.parametrize(("device", "reason"), [(Device.CPU, "KVASIR_DEVICE is cpu"), (Device.AUTO, "torch ")])
+def test_the_fast_dense_path_is_refused_on_a_cpu(device: Device, reason: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^KVASIR_DENSE=fast needs.*{reason}.*; set KVASIR_DENSE=kx1$"):
+        make_ops(Dense.FAST, 1, device)
+
+
+def test_the_fingerprint_and_the_scale_of_sums_name_the_dense_path(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "m.gguf", TinyModel("qwen3moe", "Q4_K", shape=SHAPE))
+    fingerprints, suffixes = set(), []
+    for dense in ("float", "kx1"):
+        settings = ServiceSettings(path, "m", n_slot=1, n_ctx=64, n_threads=1, dense=dense)
+        with open_model(settings) as loaded:
+            fingerprints.add(directory_entry(settings, loaded, None, has_chat=False).fingerprint)
+            sum_scale_of(loaded, tmp_path / "sums")
+            kept = {file.stem.removeprefix(loaded.card.fingerprint) for file in (tmp_path / "sums").iterdir()}
+            suffixes.append(kept)
+    assert len(fingerprints) == 2
+    assert suffixes == [{"-float-float32-on-cpu"}, {"-float-float32-on-cpu", ""}]
 
 
 @pytest.mark.usefixtures("has_cuda")

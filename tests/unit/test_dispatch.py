@@ -15,7 +15,7 @@ from backbone.engine.dispatch.dispatcher import ExpertDispatcher
 from backbone.engine.serving.tally import Tally
 from backbone.engine.swarm.expert_store import ExpertStore
 from backbone.engine.swarm.measured import Measured
-from backbone.engine.swarm.placement import CoverageSnapshot
+from backbone.engine.swarm.placement import ReplicaMap
 from backbone.engine.swarm.transport import NoWorkers
 from kvasir.errors import EdgeError, EdgeTimeout
 from kvasir.experts import ExpertRange, FloatRows
@@ -39,8 +39,8 @@ class OneWorker:
         self.reports: list[str] = []
         self.n_rows_sent = 0
 
-    def coverage(self) -> CoverageSnapshot:
-        return CoverageSnapshot.build({"w": [ExpertRange(0, 0, 8)]})
+    def coverage(self) -> ReplicaMap:
+        return ReplicaMap.build({"w": [ExpertRange(0, 0, 8)]})
 
     def live(self) -> frozenset[str]:
         return frozenset({"w"})

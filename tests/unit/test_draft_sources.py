@@ -12,18 +12,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from backbone.engine.drafts.costs import HeadCost, RowCost
 from backbone.engine.drafts.drafter import Drafter
-from backbone.engine.drafts.head_cost import HeadCost
 from backbone.engine.drafts.head_trial import HeadTrial
 from backbone.engine.drafts.length import DEAREST_ROW, HeadShare, gain, worth_guessing
-from backbone.engine.drafts.row_cost import RowCost
 from backbone.engine.model.mtp_head import MtpHead, SlotToken
 from backbone.engine.model.mtp_layer import Guessed
-from backbone.engine.sampling.params import SamplingParams
 from backbone.engine.serving.draft_sources import TRY_EVERY, DraftSources
 from backbone.engine.serving.sequence import Sequence
 from backbone.engine.text.tokenizer import Tokenizer
 from backbone.process.served_model import open_model
+from backbone.sampling_params import SamplingParams
 from backbone.service_settings import ServiceSettings
 from kvasir.errors import ConfigError
 from kvasir.gguf.index import GGUFIndex

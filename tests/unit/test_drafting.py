@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from backbone.engine.drafts.costs import RowCost
 from backbone.engine.drafts.drafter import Drafter
 from backbone.engine.drafts.length import AcceptedShare, worth_drafting
 from backbone.engine.drafts.prompt_lookup import LONGEST_MATCH, N_PLACES, PromptLookup
-from backbone.engine.drafts.row_cost import RowCost
 
 
 def longest(text: list[int]) -> int:

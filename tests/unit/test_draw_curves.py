@@ -33,9 +33,6 @@ MADE_UP: dict[str, dict[str, Any]] = {
     "bench_overhead": {
         f"overhead_{which}pct_{batch}": -1.5 for which in ("", "cpu_", "sum_", "sum_cpu_") for batch in (1, 8, 64)
     },
-    "bench_fast": {
-        f"ratio_{mode}_{case}": 0.5 for mode in ("fast", "copied", "float") for case in ("1", "8", "32", "pp512")
-    },
     "bench_wire": {
         "hot_part": 0.25,
         **{
@@ -72,8 +69,8 @@ def test_every_curve_is_drawn_from_made_up_figures(tmp_path: Path) -> None:
         assert parsed(svg).find(f"{SVG}title") is not None
         assert all(word not in svg for word in ("nan", "inf,"))
     assert differing(found) == [] and pictures(tmp_path) == found
-    (tmp_path / "bench_fast.svg").write_text("old", encoding="utf-8")
-    assert differing(found) == [tmp_path / "bench_fast.svg"]
+    (tmp_path / "bench_overhead.svg").write_text("old", encoding="utf-8")
+    assert differing(found) == [tmp_path / "bench_overhead.svg"]
 
 
 def test_a_curve_follows_its_figures() -> None:
@@ -94,8 +91,8 @@ def test_a_missing_figure_is_named(name: str) -> None:
 
 
 def test_figures_that_do_not_fit_name_their_file(tmp_path: Path) -> None:
-    (tmp_path / "bench_fast.json").write_text('{"ratio_fast_1": "much"}')
-    with pytest.raises(ConfigError, match=r"bench_fast\.json.*ratio_fast_1"):
+    (tmp_path / "bench_overhead.json").write_text('{"overhead_pct_1": "much"}')
+    with pytest.raises(ConfigError, match=r"bench_overhead\.json.*overhead_pct_1"):
         pictures(tmp_path)
 
 
@@ -170,14 +167,14 @@ def test_the_page_shows_every_picture() -> None:
 def test_the_command_writes_and_checks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "bench_fast.json").write_text(json.dumps(MADE_UP["bench_fast"]))
+    (tmp_path / "bench_overhead.json").write_text(json.dumps(MADE_UP["bench_overhead"]))
     monkeypatch.setattr(draw_curves, "FIGURES", tmp_path)
     monkeypatch.setattr("sys.argv", ["draw_curves", "--check"])
-    with pytest.raises(SystemExit, match=r"bench_fast\.svg"):
+    with pytest.raises(SystemExit, match=r"bench_overhead\.svg"):
         draw_curves.main()
     monkeypatch.setattr("sys.argv", ["draw_curves"])
     draw_curves.main()
-    assert capsys.readouterr().out.strip().endswith("bench_fast.svg")
+    assert capsys.readouterr().out.strip().endswith("bench_overhead.svg")
     monkeypatch.setattr("sys.argv", ["draw_curves", "--check"])
     with pytest.raises(SystemExit) as ended:
         draw_curves.main()

@@ -427,11 +427,13 @@ def test_the_command_line_says_on_what_to_compute(tmp_path: Path) -> None:
     path = tmp_path / "a.gguf"
     path.touch()
     serve = ["serve", "--slice", str(path)]
-    assert parse_arguments(serve).backend == CPU
-    assert parse_arguments([*serve, "--backend", "auto"]).backend == Backend("auto")
-    assert parse_arguments([*serve, "--backend", "gpu", "--gpu-memory", "2GiB"]).backend == Backend("gpu", 2 << 30)
+    assert parse_arguments(serve).kernel.backend == CPU
+    assert parse_arguments([*serve, "--backend", "auto"]).kernel.backend == Backend("auto")
+    assert parse_arguments([*serve, "--backend", "gpu", "--gpu-memory", "2GiB"]).kernel.backend == Backend(
+        "gpu", 2 << 30
+    )
     join = parse_command(["join", "https://kvasir.example.org", "--budget", "2GiB", "--backend", "gpu"])
-    assert join.backend == Backend("gpu")
+    assert join.kernel.backend == Backend("gpu")
     with pytest.raises(ConfigError, match="--gpu-memory 2GiB needs --backend"):
         parse_arguments([*serve, "--gpu-memory", "2GiB"])
     with pytest.raises(ConfigError, match="backend 'tpu'"):

@@ -18,13 +18,13 @@ from backbone.engine.dispatch.dispatcher import MOVED, ExpertDispatcher
 from backbone.engine.serving.tally import Tally
 from backbone.engine.swarm.expert_store import ExpertStore
 from backbone.engine.swarm.measured import Measured
-from backbone.engine.swarm.placement import CoverageSnapshot
+from backbone.engine.swarm.placement import ReplicaMap
 from backbone.engine.swarm.reply_format import ReplyFormat
 from backbone.engine.swarm.transport import NoWorkers
-from backbone.engine.trust.audit import Answer, Evidence, Judge, Reply, close_rows
+from backbone.engine.trust.audit import Answer, Evidence, Judge, ReplayMemory, Reply, close_rows
 from backbone.engine.trust.book import TrustBook
+from backbone.engine.trust.entry_tests import WorkerAccess
 from backbone.engine.trust.guard import MAX_SAMPLE_PAIRS, MAX_SAMPLES_WAITING, Lie, WorkGuard
-from backbone.engine.trust.replays import ReplayMemory
 from backbone.engine.trust.standing import TrustPolicy, TrustState, after_good_check, after_lie
 from kvasir.errors import ConfigError, EdgeTimeout
 from kvasir.experts import ExpertRange, FloatRows
@@ -45,14 +45,14 @@ class OneWorker:
 
     def __init__(self, store: ExpertStore, *, is_silent: bool = False) -> None:
         self._store = store
-        self._coverage = CoverageSnapshot.build({"w": [ExpertRange(0, 0, 16)]})
+        self._coverage = ReplicaMap.build({"w": [ExpertRange(0, 0, 16)]})
         self.is_silent = is_silent
         self.n_too_few = 0  # outputs that are left out of an answer
         self.moves_to: ExpertRange | None = None  # the slice that it has when the next question reaches it
         self.reports: list[str] = []
         self.asked: list[bytes] = []
 
-    def coverage(self) -> CoverageSnapshot:
+    def coverage(self) -> ReplicaMap:
         return self._coverage
 
     def live(self) -> frozenset[str]:
@@ -88,7 +88,7 @@ class OneWorker:
         self.reports.append(reason)
 
     def hold(self, *ranges: ExpertRange) -> None:
-        self._coverage = CoverageSnapshot.build({"w": ranges})
+        self._coverage = ReplicaMap.build({"w": ranges})
 
 
 @pytest.fixture(scope="module")
@@ -107,8 +107,9 @@ def transport(store: ExpertStore) -> OneWorker:
 def make_guard(store: ExpertStore, transport: OneWorker) -> Iterator[MakeGuard]:
     made: list[WorkGuard] = []
 
-    def make(policy: TrustPolicy, **options: Any) -> WorkGuard:
-        made.append(WorkGuard(store, transport, key=b"k" * 32, policy=policy, now=lambda: 50.0, **options))
+    def make(policy: TrustPolicy, workers: WorkerAccess | None = None, **options: Any) -> WorkGuard:
+        workers = workers or WorkerAccess(transport)
+        made.append(WorkGuard(store, workers, key=b"k" * 32, policy=policy, now=lambda: 50.0, **options))
         return made[-1]
 
     yield make
@@ -311,9 +312,13 @@ def test_a_test_without_an_answer_keeps_out_but_blames_nobody(transport: OneWork
     assert guard.book.state("w") == TrustState()
 
 
-def test_trust_receipts_and_evidence_are_the_nodes(store: ExpertStore, make_guard: MakeGuard) -> None:
+def test_trust_receipts_and_evidence_are_the_nodes(
+    store: ExpertStore, transport: OneWorker, make_guard: MakeGuard
+) -> None:
     lies: list[Lie] = []
-    guard = make_guard(UNPROVEN, node_of=lambda worker_id: f"node of {worker_id}", on_lie=lies.append)
+    guard = make_guard(
+        UNPROVEN, WorkerAccess(transport, node_of=lambda worker_id: f"node of {worker_id}"), on_lie=lies.append
+    )
     guard.usable(frozenset({"w"}))
     guard.settle()
     assert guard.usable(frozenset({"w"})) == {"w"}
@@ -415,7 +420,7 @@ def test_closing_saves_and_outlives_a_keeper_that_is_away(store: ExpertStore, tr
     for is_broken in (False, True):
         keeper = Keeper()
         keeper.is_broken = is_broken
-        guard = WorkGuard(store, transport, key=b"k" * 32, policy=ALWAYS, keeper=keeper)
+        guard = WorkGuard(store, WorkerAccess(transport), key=b"k" * 32, policy=ALWAYS, keeper=keeper)
         guard.usable(frozenset({"w"}))
         guard.settle()
         guard.receive(spoilt(reply_of(store)), ["r"], None)
@@ -474,6 +479,6 @@ async def alone(store: ExpertStore) -> torch.Tensor:
 def test_a_guard_that_rounds_in_another_way_is_refused(
     store: ExpertStore, transport: OneWorker, make_guard: MakeGuard
 ) -> None:
-    guard = make_guard(UNPROVEN, reply_format=ReplyFormat.F16)
+    guard = make_guard(UNPROVEN, WorkerAccess(transport, ReplyFormat.F16))
     with pytest.raises(ConfigError, match="f16 replies, the dispatcher f32"):
         ExpertDispatcher(store, transport, guard=guard)

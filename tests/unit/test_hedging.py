@@ -17,7 +17,7 @@ from backbone.engine.dispatch.hedging import LATE
 from backbone.engine.serving.tally import Tally
 from backbone.engine.swarm.expert_store import ExpertStore
 from backbone.engine.swarm.measured import Measured, RatioHistogram
-from backbone.engine.swarm.placement import CoverageSnapshot
+from backbone.engine.swarm.placement import ReplicaMap
 from backbone.engine.swarm.transport import NoWorkers
 from kvasir.errors import EdgeError
 from kvasir.experts import ExpertRange, FloatRows
@@ -54,8 +54,8 @@ class TwoWorkers:
         self.out: list[str] = []
         self.asked: list[str] = []
 
-    def coverage(self) -> CoverageSnapshot:
-        return CoverageSnapshot.build({name: [ExpertRange(0, 0, 16)] for name in self._replies})
+    def coverage(self) -> ReplicaMap:
+        return ReplicaMap.build({name: [ExpertRange(0, 0, 16)] for name in self._replies})
 
     def live(self) -> frozenset[str]:
         return frozenset(self._replies) - set(self.out)

@@ -22,7 +22,7 @@ from backbone.engine.swarm.expert_store import ExpertStore
 from backbone.engine.swarm.measured import Measured
 from backbone.engine.swarm.reply_format import ReplyFormat
 from backbone.engine.swarm.transport import NoWorkers
-from backbone.process.trace_mapping import request_trace
+from backbone.process.event_mapping import request_trace
 from backbone.stream.request_trace import HOT as HOT_WORD
 from kvasir.experts import ExpertRange, FloatRows
 from kvasir.kernels.api import EncodedRows, Pairs

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from backbone.engine.dispatch.call_samples import Calls, CallSamples
 from backbone.engine.dispatch.hot_plan import Costs, costs_of, plan_bytes, plan_hot, saved_s
 from backbone.engine.swarm.measured import Measured
-from backbone.engine.swarm.placement import CoverageSnapshot
+from backbone.engine.swarm.placement import ReplicaMap
 from kvasir.experts import ExpertRange
 
 N_LAYER, N_EXPERT, N_USED = 4, 16, 2
@@ -124,7 +124,7 @@ def test_a_plan_fits_and_never_loses(seed: int, budget: int, trip: float, pair: 
 
 
 def test_costs_are_those_of_the_nearest_measured_worker() -> None:
-    coverage = CoverageSnapshot.build(
+    coverage = ReplicaMap.build(
         {
             "far": [ExpertRange(0, 0, 8)],
             "near": [ExpertRange(0, 4, 6), ExpertRange(1, 0, 2)],

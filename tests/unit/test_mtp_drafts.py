@@ -15,10 +15,9 @@ from pathlib import Path
 import pytest
 
 from backbone.engine.dispatch.dispatcher import ExpertDispatcher
-from backbone.engine.drafts.counts import DraftCounts
+from backbone.engine.drafts.drafter import DraftCounts
 from backbone.engine.drafts.prompt_lookup import PromptLookup
 from backbone.engine.model.mtp_head import MtpHead
-from backbone.engine.sampling.params import SamplingParams
 from backbone.engine.serving.engine import Engine
 from backbone.engine.serving.jobs import Completed
 from backbone.engine.serving.loaded_model import LoadedModel
@@ -27,6 +26,7 @@ from backbone.engine.serving.sequence import Sequence
 from backbone.engine.serving.service import ServiceLimits
 from backbone.engine.serving.shares import Shares
 from backbone.engine.swarm.transport import NoWorkers
+from backbone.sampling_params import SamplingParams
 from tests.oracles.mtp_models import write_right_head
 from tests.oracles.tiny_gguf import TinyModel, write_tiny
 from tests.oracles.tiny_layout import TinyShape

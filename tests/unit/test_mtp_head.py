@@ -158,7 +158,8 @@ def test_a_head_that_is_shown_the_wrong_thing_is_found_out(mutant: str, llama_cp
         else:
             asyncio.run(head.guess([SlotToken(slot, 12, 7)], hidden))
         logits = asyncio.run(head.guess([SlotToken(slot, position, TOKENS[20])], hidden)).logits
-        assert farthest(logits.numpy(), expected[19:20]) > 100 * TOLERANCE
+        found = farthest(logits.numpy(), expected[19:20])
+        assert np.isnan(found) or found > 100 * TOLERANCE  # a wrong position reads a key that was never written
 
 
 def test_a_sequence_that_was_not_seen_from_its_beginning_is_not_guessed_for(
@@ -241,7 +242,7 @@ def test_other_heads_are_left_alone(model: TinyModel, tmp_path: Path, caplog: py
     path = write_tiny(tmp_path / "m.gguf", model)
     with caplog.at_level("DEBUG"), LoadedModel.open(path, n_slot=1, n_threads=1, has_mtp_head=True) as loaded:
         assert loaded.model.mtp_head is None
-    assert ("MTP layers: not run" in caplog.text) is bool(model.shape.n_mtp_layer)
+    assert ("MTP layers: not supported" in caplog.text) is bool(model.shape.n_mtp_layer)
 
 
 def test_experts_of_another_layer_are_refused(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backbone.engine.swarm.placement import CoverageSnapshot, Placement, Replica, place
+from backbone.engine.swarm.placement import Placement, Replica, ReplicaMap, place
 from kvasir.experts import ExpertRange
 
 
@@ -14,8 +14,8 @@ def ids(*rows: list[int]) -> np.ndarray:
     return np.asarray(rows, np.int32)
 
 
-def snapshot(**workers: list[ExpertRange]) -> CoverageSnapshot:
-    return CoverageSnapshot.build(workers)
+def snapshot(**workers: list[ExpertRange]) -> ReplicaMap:
+    return ReplicaMap.build(workers)
 
 
 def test_local_ids_count_through_a_layers_ranges() -> None:
@@ -90,9 +90,9 @@ def test_every_pair_is_placed_exactly_once(
     rng = np.random.default_rng(seed)
     expert_ids = np.stack([rng.permutation(16)[:n_used] for _ in range(n_rows)]).astype(np.int32)
     ranges = {name: [ExpertRange(0, start, start + n)] for name, (start, n) in held.items()}
-    placement = place(0, expert_ids, CoverageSnapshot.build(ranges), live)
+    placement = place(0, expert_ids, ReplicaMap.build(ranges), live)
     check_complete(placement, expert_ids, ranges)
-    again = place(0, expert_ids, CoverageSnapshot.build(ranges), live)
+    again = place(0, expert_ids, ReplicaMap.build(ranges), live)
     for one, other in zip(placement.batches, again.batches, strict=True):
         assert np.array_equal(one.pair_slots, other.pair_slots) and one.worker_id == other.worker_id
 

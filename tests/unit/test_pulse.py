@@ -11,8 +11,7 @@ from backbone.engine.dispatch.dispatcher import Served
 from backbone.engine.sampling.choice import Sampled
 from backbone.engine.serving.jobs import Began, Broken, Completed, FailureKind, JobFailure, NewToken
 from backbone.engine.serving.shares import Shares
-from backbone.process.latency_book import KEEP_S, MOST_REQUESTS, LatencyBook
-from backbone.process.pulse_keeper import WorkMeter
+from backbone.process.pulse_keeper import LATENCIES_KEPT_S, MOST_REQUESTS, LatencyBook, WorkMeter
 from kvasir.errors import WireError
 from market.coverage.pulse import FRESH_S, Pulse, WorkerPulse, fresh_pulses, joined_workers, pack_pulse, unpack_pulse
 
@@ -50,7 +49,7 @@ def test_a_pulse_comes_back_as_it_was() -> None:
     "data", ["", "[]", "{}", '{"workers": {}, "latencies": {}}', '{"workers": 1, "latencies": {}}']
 )
 def test_what_is_no_pulse_is_an_error(data: str) -> None:
-    with pytest.raises(WireError, match="no backbone's pulse"):
+    with pytest.raises(WireError, match="not a pulse of this version"):
         unpack_pulse(data)
 
 
@@ -75,7 +74,7 @@ def test_times_count_from_the_request() -> None:
     now.s = 1004.0
     book.note([("r", TOKEN), ("r", DONE)])
     assert book.recent() == {"queue_s": (2.0,), "first_token_s": (3.5,), "request_s": (6.0,)}
-    now.s += KEEP_S + 0.1
+    now.s += LATENCIES_KEPT_S + 0.1
     assert book.recent() == {"queue_s": (), "first_token_s": (), "request_s": ()}
 
 

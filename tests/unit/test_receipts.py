@@ -26,9 +26,9 @@ def test_confirmed_work_is_summed_by_range_and_day() -> None:
     book.add_verified("n", Counter({LOW: 2}), at=20.0)
     book.add_verified("n", Counter({LOW: 5}), at=DAY_S + 1.0)
     assert set(book.drain()) == {
-        Receipt("n", "model", 3, 0, 8, 5, True, 20.0),
-        Receipt("n", "model", 3, 8, 16, 1, True, 10.0),
-        Receipt("n", "model", 3, 0, 8, 5, True, DAY_S + 1.0),
+        Receipt("n", "model", 3, 0, 8, 5, 20.0),
+        Receipt("n", "model", 3, 8, 16, 1, 10.0),
+        Receipt("n", "model", 3, 0, 8, 5, DAY_S + 1.0),
     }
     assert book.drain() == ()
 

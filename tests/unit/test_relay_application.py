@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -211,7 +212,7 @@ def test_a_relay_that_is_full_says_so() -> None:
         node = Node(relay)
         assert (await node.refusal(opening_message(node.hello()))).code is RefuseCode.FULL
 
-    run(scenario, Relay(limits=HubLimits(max_stations=1)))
+    run(scenario, Relay(limits=HubLimits(max_sessions=1)))
 
 
 def test_so_many_strangers_may_wait_and_one_more_is_refused_at_once() -> None:
@@ -269,7 +270,9 @@ def test_a_side_that_ends_an_edge_is_not_told_again() -> None:
     run(scenario)
 
 
-def test_a_stop_is_announced_nobody_new_is_let_in_and_all_are_closed() -> None:
+def test_a_stop_is_announced_nobody_new_is_let_in_and_all_are_closed(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "kvasir.edge.states")
+
     async def scenario(relay: Relay) -> None:
         backbone, worker, edge = await pair(relay)
         backbone.send(as_record(edge, frame(Kind.DISPATCH, 1, b"rows", reply_bytes=8)))
@@ -287,9 +290,13 @@ def test_a_stop_is_announced_nobody_new_is_let_in_and_all_are_closed() -> None:
         for node in (backbone, worker):
             assert await asyncio.wait_for(node.closed, 5) == (1012, "new version")
             await asyncio.wait_for(node.serving, 5)
-        assert not list(relay.hub.stations)
+        assert not list(relay.hub.sessions)
 
     run(scenario)
+    logged = [record.getMessage().split(": ") for record in caplog.records if record.name == "kvasir.edge.states"]
+    lives = [[change for owner, change in logged if owner == name] for name in sorted({owner for owner, _ in logged})]
+    session = ["CONNECTING -> JOINED", "JOINED -> GOING_AWAY", "GOING_AWAY -> PARTING", "PARTING -> CLOSED"]
+    assert lives == [["HANDSHAKE -> OPEN", "OPEN -> CLOSED"], session, session]
 
 
 def test_who_does_not_read_is_closed_after_the_write_deadline() -> None:
@@ -324,8 +331,8 @@ def test_a_slow_backbone_makes_its_workers_wait_and_a_slow_worker_nobody() -> No
             worker.send(as_record(edge, frame(Kind.RESULT, request, payload)))
         for _ in range(50):
             await asyncio.sleep(0)
-        [station] = [s for s in relay.hub.stations if s.hello.role is Role.BACKBONE]
-        assert station.outbox.queued_bytes < 5 * len(payload)
+        [session] = [s for s in relay.hub.sessions if s.hello.role is Role.BACKBONE]
+        assert session.outbox.queued_bytes < 5 * len(payload)
         assert worker._to_relay.qsize() >= 2
         backbone.gate.set()
         for _ in range(7):

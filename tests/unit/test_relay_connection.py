@@ -15,7 +15,8 @@ from websockets.exceptions import ConnectionClosed
 from websockets.frames import Frame, Opcode
 from websockets.utils import apply_mask
 
-from kvasir.relay.connection import PIECE_BYTES, RelayConnection, masked_head, masked_message
+from kvasir.relay.connection import PIECE_BYTES, RelayConnection, masked_message
+from kvasir.relay.records import message_head
 from kvasir.wire.header import Buffer
 
 DEADLINE_S = 60.0
@@ -81,7 +82,7 @@ def test_a_message_has_the_bytes_of_a_masked_frame(sizes: list[int]) -> None:
     assert all(0 < len(piece) <= PIECE_BYTES for piece in pieces)
     assert len(pieces) == -(-(len(whole) + 16) // PIECE_BYTES)
     assert max(map(len, pieces)) - min(map(len, pieces)) <= 16 + 8 * len(pieces)  # none is a mere rest
-    sent, head = b"".join(pieces), masked_head(len(whole))
+    sent, head = b"".join(pieces), message_head(len(whole), is_masked=True)
     assert sent.startswith(head)
     assert Frame(Opcode.BINARY, whole).serialize(mask=True).startswith(head)
     assert sent[len(head) : len(head) + 4] == mask
@@ -96,7 +97,7 @@ def test_masks_differ_from_message_to_message() -> None:
             connection.transport.write = lambda data: (written.append(bytes(data)), write(data))[1]  # type: ignore[method-assign,func-returns-value]
             for _ in range(20):
                 await connection.send_message([bytes(8)], 8)
-        masks = {data[2:6] for data in written if data[:2] == masked_head(8)}
+        masks = {data[2:6] for data in written if data[:2] == message_head(8, is_masked=True)}
         assert len(masks) >= 19
 
     run(scenario)

@@ -29,7 +29,7 @@ def plain(kind: Kind, request: int = 0) -> FrameFacts:
 
 
 def bridged() -> EdgeLedger:
-    ledger = EdgeLedger(CREDIT)
+    ledger = EdgeLedger(7, CREDIT)
     assert ledger.from_worker(plain(Kind.WELCOME)) is Passage.FORWARD
     return ledger
 
@@ -93,10 +93,10 @@ def test_a_request_number_in_use_or_zero_breaks_the_edge(request_number: int) ->
 def test_nothing_but_an_answer_to_the_hello_comes_first() -> None:
     for kind in (Kind.RESULT, Kind.PAUSE, Kind.GOAWAY, Kind.PING):
         with pytest.raises(EdgeBrokenError):
-            EdgeLedger(CREDIT).from_worker(plain(kind))
+            EdgeLedger(7, CREDIT).from_worker(plain(kind))
     with pytest.raises(EdgeBrokenError, match="before the worker's welcome"):
-        EdgeLedger(CREDIT).from_backbone(dispatch(1))
-    assert EdgeLedger(CREDIT).from_worker(plain(Kind.REFUSE)) is Passage.LAST
+        EdgeLedger(7, CREDIT).from_backbone(dispatch(1))
+    assert EdgeLedger(7, CREDIT).from_worker(plain(Kind.REFUSE)) is Passage.LAST
 
 
 @pytest.mark.parametrize("kind", [Kind.WELCOME, Kind.REFUSE, Kind.HELLO, Kind.DISPATCH, Kind.PING, Kind.PONG, 99])
@@ -175,7 +175,7 @@ def test_of_sums_the_rows_count_and_the_most_that_they_may_have(n_rows: int, n_p
 def test_sums_may_be_as_large_as_the_most_and_no_byte_larger(value: int) -> None:
     answer = facts_of(SumResult(9, 0, 4, np.full((2, 256), value, np.int32)))
     assert answer.payload_bytes <= sums_bytes(2, 256)
-    ledger = EdgeLedger(1 << 20)
+    ledger = EdgeLedger(7, 1 << 20)
     ledger.from_worker(plain(Kind.WELCOME))
     ledger.from_backbone(facts_of(for_sums(9, 2, 4)))
     assert ledger.used_bytes == 2 * 261 + sums_bytes(2, 256)

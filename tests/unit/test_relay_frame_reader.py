@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from websockets.frames import Frame, Opcode
 
+from kvasir.relay.records import message_head
 from relay.server.frame_reader import FrameReader
-from relay.server.websocket_server import binary_head
 
 LIMIT = 200_000
 
@@ -137,4 +137,4 @@ def test_a_limit_that_is_raised_counts_from_the_next_frame() -> None:
 
 def test_what_the_server_writes_is_what_the_library_would() -> None:
     for size in (0, 1, 125, 126, 127, 65_535, 65_536, 100_000):
-        assert binary_head(size) + bytes(size) == Frame(Opcode.BINARY, bytes(size)).serialize(mask=False)
+        assert message_head(size) + bytes(size) == Frame(Opcode.BINARY, bytes(size)).serialize(mask=False)

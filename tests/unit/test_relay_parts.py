@@ -19,8 +19,7 @@ from kvasir.errors import ConfigError
 from kvasir.relay.directory import FixedDirectory, RedisDirectory, checked_url
 from kvasir.wire.header import Buffer
 from relay.server.daphne import check_address
-from relay.server.receive_queue import HIGH_WATER_BYTES as RECEIVE_HIGH
-from relay.server.receive_queue import LOW_WATER_BYTES, ReceiveQueue
+from relay.server.websocket_server import RECEIVE_HIGH_BYTES, RECEIVE_LOW_BYTES, ReceiveQueue
 from relay.service import warn_without_unmasking
 from relay.sockets.bridge import Traffic
 from relay.sockets.outbox import HIGH_WATER_BYTES, Outbox
@@ -105,11 +104,11 @@ class HasTransport:
 def test_reading_stops_over_the_high_water_mark_and_goes_on_below_the_low_one() -> None:
     transport = Transport()
     queue = ReceiveQueue(HasTransport(transport))
-    piece = bytes(RECEIVE_HIGH // 4)
+    piece = bytes(RECEIVE_HIGH_BYTES // 4)
     for _ in range(6):
         queue.put_nowait({"type": "websocket.receive", "bytes": piece})
     assert (transport.calls, queue.is_paused) == (["pause"], True)
-    while queue.n_bytes > LOW_WATER_BYTES:
+    while queue.n_bytes > RECEIVE_LOW_BYTES:
         assert queue.is_paused
         queue.get_nowait()
     assert (transport.calls, queue.is_paused) == (["pause", "resume"], False)
@@ -118,7 +117,7 @@ def test_reading_stops_over_the_high_water_mark_and_goes_on_below_the_low_one() 
 def test_a_socket_that_is_closing_is_not_read_again_and_says_why_it_closed() -> None:
     transport = Transport()
     queue = ReceiveQueue(HasTransport(transport))
-    queue.put_nowait({"type": "websocket.receive", "bytes": bytes(RECEIVE_HIGH + 1)})
+    queue.put_nowait({"type": "websocket.receive", "bytes": bytes(RECEIVE_HIGH_BYTES + 1)})
     transport.disconnecting = True
     queue.closed_because = "no sign of life"
     queue.put_nowait({"type": "websocket.disconnect", "code": 1006})

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvasir.edge.keepalive import KeepAliveAction
-from kvasir.edge.signs_of_life import LOOK_EVERY_S, SignsOfLife
+from kvasir.edge.signs_of_life import LOOK_EVERY_S, KeepAliveAction, SignsOfLife
 
 
 def looks(signs: SignsOfLife, start: float, until: float, n_unsent: int = 0) -> tuple[float | None, int]:

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from backbone.engine.dispatch.deadlines import DeadlineRule, patience_s
 from backbone.engine.swarm.measured import MAX_COUNT, Measured, RatioHistogram
-from backbone.engine.swarm.placement import CoverageSnapshot, place, place_again
+from backbone.engine.swarm.placement import ReplicaMap, place, place_again
 from backbone.engine.swarm.replica_choice import PROBE_EVERY, least_expected, sooner_of_two, taking_part, with_probe
 from backbone.engine.swarm.worker_health import FIRST_SHARE, Health
 from backbone.engine.swarm.worker_meter import WorkerMeter
 from kvasir.experts import ExpertRange
 
-BOTH = CoverageSnapshot.build({"far": [ExpertRange(0, 0, 8)], "near": [ExpertRange(0, 0, 8)]})
+BOTH = ReplicaMap.build({"far": [ExpertRange(0, 0, 8)], "near": [ExpertRange(0, 0, 8)]})
 NEAR = Measured(base_s=0.001, pair_s=1e-4, n_answers=100)
 FAR = Measured(base_s=0.050, pair_s=1e-4, n_answers=100)
 
@@ -74,14 +74,14 @@ def test_the_choice_depends_on_nothing_but_its_inputs(names: list[str], base: fl
 def test_a_batch_goes_to_another_worker_only_if_it_holds_all_of_it() -> None:
     ids = np.asarray([[0, 3], [7, 0]], np.int32)
     part = [ExpertRange(0, 0, 4)]
-    coverage = CoverageSnapshot.build({"a": [ExpertRange(0, 0, 8)], "b": [ExpertRange(0, 2, 8), ExpertRange(0, 0, 2)]})
+    coverage = ReplicaMap.build({"a": [ExpertRange(0, 0, 8)], "b": [ExpertRange(0, 2, 8), ExpertRange(0, 0, 2)]})
     (batch,) = place(0, ids, coverage, {"a"}).batches
     again = place_again(batch, 0, ids, coverage, {"a", "b"})
     assert again is not None
     assert (again.worker_id, again.pair_ids.tolist()) == ("b", [0, 3, 7, 0])
     assert again.pair_slots.tolist() == batch.pair_slots.tolist()
     assert place_again(batch, 0, ids, coverage, {"a"}) is None
-    less = CoverageSnapshot.build({"a": [ExpertRange(0, 0, 8)], "b": part})
+    less = ReplicaMap.build({"a": [ExpertRange(0, 0, 8)], "b": part})
     assert place_again(batch, 0, ids, less, {"a", "b"}) is None
 
 
@@ -228,7 +228,7 @@ def test_draws_depend_on_layer_expert_and_turn_alone() -> None:
 
 @pytest.mark.parametrize("n_layer", [6, 48])
 def test_a_probed_worker_is_drawn_however_many_hold_the_expert(n_layer: int) -> None:
-    coverage = CoverageSnapshot.build({name: [ExpertRange(layer, 0, 8) for layer in range(n_layer)] for name in MANY})
+    coverage = ReplicaMap.build({name: [ExpertRange(layer, 0, 8) for layer in range(n_layer)] for name in MANY})
     measured = {name: Measured(base_s=0.01, n_answers=99) for name in MANY}
     ids = np.asarray([[0, 1, 2, 3]], np.int32)
     for number in range(1, 40):

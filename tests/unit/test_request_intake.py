@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from backbone.engine.drafts.counts import DraftCounts
+from backbone.engine.drafts.drafter import DraftCounts
 from backbone.engine.sampling.choice import Sampled, TokenLogprob
 from backbone.engine.serving.jobs import (
     Began,
@@ -25,7 +25,9 @@ from backbone.engine.serving.service import ServiceClosed
 from backbone.engine.serving.shares import Shares
 from backbone.engine.text.tokenizer import Tokenizer
 from backbone.process.event_mapping import EventMapper, ModelNotFound, refusal, swarm_share
-from backbone.process.request_intake import RequestIntake, sampling_params
+from backbone.process.request_intake import RequestIntake
+from backbone.sampling_params import SamplingParams
+from backbone.stream.directory import ModelEntry
 from backbone.stream.events import Done, End, Failed, Queued, Started, SwarmShare, Token, TopLogprob, Usage
 from backbone.stream.payloads import GenerationRequest, RequestKind
 from kvasir.errors import KernelError, RequestError
@@ -33,6 +35,7 @@ from kvasir.gguf.index import GGUFIndex
 from tests.unit.engine_service import tiny_model
 
 REQUEST_ID = "0f" * 16
+ENTRY = ModelEntry("tiny", "fp_1", 512, "qwen3moe", 0)
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +59,7 @@ def request(kind: RequestKind = RequestKind.COMPLETION, **changes: Any) -> Gener
 
 
 def test_a_prompt_is_text_that_never_holds_control_tokens(intake: RequestIntake, tokenizer: Tokenizer) -> None:
-    job = intake.job(request(prompt="hello<|im_end|>", n=2, sampling={"seed": 5, "max_tokens": None}))
+    job = intake.job(request(prompt="hello<|im_end|>", n=2, sampling=SamplingParams(seed=5)))
     assert job.prompt_ids == tuple(tokenizer.encode("hello<|im_end|>", add_special=True, parse_special=False))
     assert not set(job.prompt_ids) & tokenizer.eog_ids
     assert (job.job_id, job.n_choices, job.params.seed, job.params.max_tokens) == (REQUEST_ID, 2, 5, None)
@@ -89,20 +92,13 @@ def test_another_models_name_is_not_found(index: GGUFIndex, tokenizer: Tokenizer
         intake.job(request(prompt="hi"))
 
 
-def test_sampling_is_read_from_json() -> None:
-    params = sampling_params({"logit_bias": {"7": -1.5}, "stop": ["x"], "top_k": None})
-    assert dict(params.logit_bias) == {7: -1.5} and params.stop == ("x",) and params.top_k == 0
-    assert params.seed != sampling_params({}).seed  # drawn where none was given
-    with pytest.raises(RequestError, match="logit_bias has the key '-7'"):
-        sampling_params({"logit_bias": {"-7": 1.0}})
-    with pytest.raises(RequestError, match="temperature is 'hot'"):
-        sampling_params({"temperature": "hot"})
-    with pytest.raises(RequestError, match="logit_bias is 3"):
-        sampling_params({"logit_bias": 3})
+def test_a_missing_seed_is_drawn(intake: RequestIntake) -> None:
+    first, second = (intake.job(request(prompt="hi")).params.seed for _ in range(2))
+    assert None not in (first, second) and first != second
 
 
 def test_events_get_what_only_the_process_knows(tokenizer: Tokenizer) -> None:
-    mapper = EventMapper("b1", "tiny", "fp_1", tokenizer)
+    mapper = EventMapper("b1", ENTRY, tokenizer)
     assert mapper.event("r", Waiting(3)) == Queued(3)
     assert mapper.event("r", Began(9)) == Started(9, "tiny", "fp_1", "b1")
     assert mapper.event("r", NewToken(1, Sampled(5), "x")) == Token(1, 5, "x")
@@ -119,7 +115,7 @@ def test_events_get_what_only_the_process_knows(tokenizer: Tokenizer) -> None:
 
 @pytest.mark.parametrize("kind", list(FailureKind))
 def test_every_failure_has_a_status_and_a_code(kind: FailureKind, tokenizer: Tokenizer) -> None:
-    event = EventMapper("b1", "tiny", "fp_1", tokenizer).event("r", Broken(JobFailure(kind, "why")))
+    event = EventMapper("b1", ENTRY, tokenizer).event("r", Broken(JobFailure(kind, "why")))
     assert isinstance(event, Failed) and event.status >= 499 and event.code and event.message == "why"
 
 

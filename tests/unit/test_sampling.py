@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
 from backbone.engine.sampling.choice import RandomDraw, TokenHistory, candidates, log_softmax, sample
-from backbone.engine.sampling.params import SamplingParams
+from backbone.sampling_params import SamplingParams
 from kvasir.errors import RequestError
 
 EMPTY = TokenHistory()

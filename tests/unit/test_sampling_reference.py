@@ -9,9 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 from backbone.engine.sampling.choice import RandomDraw, TokenHistory, candidates, sample
-from backbone.engine.sampling.params import SamplingParams
-from backbone.engine.sampling.ranks import Values, descending, largest
-from backbone.engine.sampling.weights import pick
+from backbone.engine.sampling.weights import Values, descending, largest, pick
+from backbone.sampling_params import SamplingParams
 from tests.unit.sampling_reference import reference_candidates, reference_sample
 
 N_SMALL = 4000  # cases of vocabularies of up to 300

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from market.coverage.scarcity import Budget, Counts, Offer, choose, scarcity_of, smallest_wanted_bytes
+from market.coverage.scarcity import Budget, Choice, Counts, choose, scarcity_of, smallest_wanted_bytes
 
 MARKETS = st.integers(0, 2**32 - 1)
 
@@ -31,7 +31,7 @@ class Market:
         )
         self.tie = int(rng.integers(0, 1000))
 
-    def choose(self, tie: Callable[[int], int] | None = None) -> Offer | None:
+    def choose(self, tie: Callable[[int], int] | None = None) -> Choice | None:
         pick = tie or (lambda n: self.tie % n)
         return choose(self.replicas, self.targets, self.bytes_by_layer, self.budget, held=self.held, tie=pick)
 
@@ -51,7 +51,7 @@ class Market:
         return total
 
     def allowed(self) -> list[tuple[int, int, int]]:
-        """Every range that may be offered, by brute force."""
+        """Every range that may be chosen, by brute force."""
         n_layer, n_expert = self.replicas.shape
         found = []
         for layer in range(n_layer):
@@ -68,27 +68,27 @@ class Market:
 
 def test_it_works() -> None:
     targets = np.full((2, 8), 2)
-    offer = choose(np.zeros((2, 8), int), targets, np.array([100, 100]), Budget(n_bytes=450))
-    assert offer is not None
-    assert (offer.range.layer, offer.range.start, offer.range.stop) == (0, 0, 4)
-    assert (offer.scarcity, offer.replicas, offer.target) == (1.0, 0, 2)
+    choice = choose(np.zeros((2, 8), int), targets, np.array([100, 100]), Budget(n_bytes=450))
+    assert choice is not None
+    assert (choice.range.layer, choice.range.start, choice.range.stop) == (0, 0, 4)
+    assert (choice.scarcity, choice.replicas, choice.target) == (1.0, 0, 2)
 
 
 @settings(max_examples=150, deadline=None)
 @given(MARKETS)
 def test_an_offer_is_wanted_fits_and_no_range_scores_higher(seed: int) -> None:
     market = Market(seed)
-    offer, allowed = market.choose(), market.allowed()
-    if offer is None:
+    choice, allowed = market.choose(), market.allowed()
+    if choice is None:
         assert allowed == []
         return
-    place = (offer.range.layer, offer.range.start, offer.range.stop)
+    place = (choice.range.layer, choice.range.start, choice.range.stop)
     assert place in allowed
     assert market.score(*place) == max(market.score(*other) for other in allowed)
-    cells = [(offer.range.layer, expert) for expert in range(offer.range.start, offer.range.stop)]
-    assert offer.replicas == min(market.replicas[cell] for cell in cells)
-    assert offer.target == max(market.targets[cell] for cell in cells)
-    assert 0 < offer.scarcity <= 1
+    cells = [(choice.range.layer, expert) for expert in range(choice.range.start, choice.range.stop)]
+    assert choice.replicas == min(market.replicas[cell] for cell in cells)
+    assert choice.target == max(market.targets[cell] for cell in cells)
+    assert 0 < choice.scarcity <= 1
 
 
 @settings(max_examples=60, deadline=None)
@@ -103,9 +103,9 @@ def test_a_market_filled_offer_by_offer_ends_exactly_at_target(seed: int) -> Non
     market = Market(seed)
     market.held[:] = False
     market.budget = Budget(n_experts=5)
-    while (offer := market.choose()) is not None:
-        market.replicas[offer.range.layer, offer.range.start : offer.range.stop] += 1
-        assert (market.replicas[offer.range.layer] <= np.maximum(3, market.targets[offer.range.layer])).all()
+    while (choice := market.choose()) is not None:
+        market.replicas[choice.range.layer, choice.range.start : choice.range.stop] += 1
+        assert (market.replicas[choice.range.layer] <= np.maximum(3, market.targets[choice.range.layer])).all()
     has_experts = market.bytes_by_layer > 0
     assert (market.replicas[has_experts] >= market.targets[has_experts]).all()
 
@@ -113,17 +113,17 @@ def test_a_market_filled_offer_by_offer_ends_exactly_at_target(seed: int) -> Non
 def test_no_expert_gets_a_second_replica_while_one_has_none() -> None:
     replicas = np.ones((2, 8), int)
     replicas[1, 3] = 0
-    offer = choose(replicas, np.full((2, 8), 3), np.array([10, 1000]), Budget(n_bytes=1000))
-    assert offer is not None
-    assert (offer.range.layer, offer.range.start, offer.range.stop) == (1, 3, 4)
+    choice = choose(replicas, np.full((2, 8), 3), np.array([10, 1000]), Budget(n_bytes=1000))
+    assert choice is not None
+    assert (choice.range.layer, choice.range.start, choice.range.stop) == (1, 3, 4)
 
 
 def test_a_budget_counts_the_layers_true_bytes() -> None:
     targets = np.array([[0] * 8, [1] * 8, [1] * 8])
     sizes = np.array([0, 150, 100])
-    offer = choose(np.zeros((3, 8), int), targets, sizes, Budget(n_bytes=450))
-    assert offer is not None
-    assert (offer.range.layer, offer.range.n_experts) == (2, 4)  # 4 of 100 bytes do more than 3 of 150
+    choice = choose(np.zeros((3, 8), int), targets, sizes, Budget(n_bytes=450))
+    assert choice is not None
+    assert (choice.range.layer, choice.range.n_experts) == (2, 4)  # 4 of 100 bytes do more than 3 of 150
     nothing = choose(np.zeros((3, 8), int), targets, sizes, Budget(n_bytes=99))
     assert nothing is None
     assert smallest_wanted_bytes(np.zeros((3, 8), int), targets, sizes) == 100
@@ -136,10 +136,10 @@ def take(tie: int, _n: int) -> int:
 def test_ties_go_to_the_injected_choice_and_leave_no_odd_rests() -> None:
     seen = set()
     for tie in range(12):
-        offer = choose(np.zeros((3, 8), int), np.ones((3, 8), int), np.array([9, 9, 9]), Budget(n_experts=2),
+        choice = choose(np.zeros((3, 8), int), np.ones((3, 8), int), np.array([9, 9, 9]), Budget(n_experts=2),
                        tie=partial(take, tie))  # fmt: skip
-        assert offer is not None
-        seen.add((offer.range.layer, offer.range.start))
+        assert choice is not None
+        seen.add((choice.range.layer, choice.range.start))
     assert seen == {(layer, start) for layer in range(3) for start in (0, 2, 4, 6)}
 
 
@@ -150,9 +150,9 @@ def test_a_layer_without_experts_is_never_offered_even_with_a_target() -> None:
 def test_what_a_volunteer_holds_is_not_offered_again() -> None:
     held = np.zeros((1, 4), bool)
     held[0, :2] = True
-    offer = choose(np.ones((1, 4), int), np.full((1, 4), 2), np.array([5]), Budget(n_experts=4), held=held)
-    assert offer is not None
-    assert (offer.range.start, offer.range.stop) == (2, 4)
+    choice = choose(np.ones((1, 4), int), np.full((1, 4), 2), np.array([5]), Budget(n_experts=4), held=held)
+    assert choice is not None
+    assert (choice.range.start, choice.range.stop) == (2, 4)
 
 
 @pytest.mark.parametrize(

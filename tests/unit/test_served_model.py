@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from backbone.engine.swarm.sum_scale import SumScale
-from backbone.process.served_model import directory_entry, open_model, open_sum_scale
-from backbone.process.slot_memory import available_memory, too_many_slots
+from backbone.process.served_model import available_memory, directory_entry, open_model, open_sum_scale, too_many_slots
 from backbone.service_settings import ServiceSettings
 from kvasir.byte_sizes import format_size
 from tests.unit.engine_service import tiny_model

@@ -21,12 +21,12 @@ from backbone.engine.dispatch.dispatcher import ExpertDispatcher
 from backbone.engine.model.batch import SlotTokens
 from backbone.engine.model.kv_cache import Kept
 from backbone.engine.model.model import Batch
-from backbone.engine.sampling.params import SamplingParams
 from backbone.engine.serving.engine import Engine, TokenEvent
 from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.serving.scheduler import Chunk
 from backbone.engine.serving.sequence import FinishReason, Sequence
 from backbone.engine.swarm.transport import NoWorkers
+from backbone.sampling_params import SamplingParams
 from kvasir.errors import RequestError
 from tests.oracles.tiny_gguf import TinyModel, write_tiny
 from tests.oracles.tiny_layout import ARCHITECTURES, TinyShape

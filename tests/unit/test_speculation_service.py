@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from backbone.engine.dispatch.dispatcher import Served
-from backbone.engine.drafts.counts import DraftCounts
+from backbone.engine.drafts.drafter import DraftCounts
 from backbone.engine.serving.jobs import Completed
 from backbone.engine.serving.loaded_model import Dense, LoadedModel
 from backbone.engine.serving.scheduler import Chunk

@@ -13,9 +13,8 @@ import torch
 from gguf import GGMLQuantizationType as Quant
 from torch import Tensor
 
-from backbone.engine.ops.interface import HeadForm, KVLayer, Linear, Segment
+from backbone.engine.ops.interface import HeadForm, KVLayer, Linear, RopeTable, Segment
 from backbone.engine.ops.model_config import RopeConfig, RouterConfig, ScoreFunction
-from backbone.engine.ops.rope import RopeTable
 from backbone.engine.ops.stable_ops import StableOps
 from backbone.engine.ops.torch_ops import TorchOps
 from kvasir.errors import KernelError

@@ -17,19 +17,20 @@ from hypothesis import strategies as st
 
 from backbone.engine.dispatch.dispatcher import WRONG, ExpertDispatcher
 from backbone.engine.ops.interface import Routing
-from backbone.engine.sampling.params import SamplingParams
 from backbone.engine.serving.loaded_model import LoadedModel
 from backbone.engine.serving.sum_calibration import calibrate, sum_scale_of
 from backbone.engine.serving.tally import Tally
 from backbone.engine.swarm.expert_store import ExpertStore
 from backbone.engine.swarm.measured import Measured
-from backbone.engine.swarm.placement import CoverageSnapshot
+from backbone.engine.swarm.placement import ReplicaMap
 from backbone.engine.swarm.reply_format import ReplyFormat
 from backbone.engine.swarm.sum_scale import SumScale
 from backbone.engine.swarm.transport import NoWorkers, Transport
+from backbone.engine.trust.entry_tests import WorkerAccess
 from backbone.engine.trust.guard import WorkGuard
 from backbone.engine.trust.standing import TrustPolicy
 from backbone.management.generation import DispatchSettings, first_difference, generate
+from backbone.sampling_params import SamplingParams
 from kvasir.errors import ConfigError, EdgeTimeout
 from kvasir.experts import ExpertRange, FloatRows
 from kvasir.kernels.api import EncodedRows, Pairs, RowFormat
@@ -55,11 +56,11 @@ class Swarm:
         self._store = store
         self._held = dict(held)
         self._answer = answer
-        self._coverage = CoverageSnapshot.build({name: [part] for name, part in held.items()})
+        self._coverage = ReplicaMap.build({name: [part] for name, part in held.items()})
         self.n_rows_back = 0
         self.reports: list[str] = []
 
-    def coverage(self) -> CoverageSnapshot:
+    def coverage(self) -> ReplicaMap:
         return self._coverage
 
     def live(self) -> frozenset[str]:
@@ -116,10 +117,9 @@ def make_guard(loaded: LoadedModel) -> Iterator[Callable[..., WorkGuard]]:
     def make(transport: Transport, policy: TrustPolicy, **more: object) -> WorkGuard:
         guard = WorkGuard(
             loaded.store,
-            transport,
+            WorkerAccess(transport, ReplyFormat.SUM),
             key=bytes(32),
             policy=policy,
-            reply_format=ReplyFormat.SUM,
             **more,  # type: ignore[arg-type]
         )
         guards.append(guard)

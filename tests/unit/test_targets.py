@@ -14,7 +14,6 @@ from market.coverage.targets import (
     HALF_LIFE_S,
     MARGIN,
     TargetBounds,
-    Traffic,
     first_targets,
     ideal_replicas,
     next_targets,
@@ -23,6 +22,7 @@ from market.coverage.targets import (
 from market.coverage.traffic import (
     FRESH_S,
     METER_HALF_LIFE_S,
+    Traffic,
     TrafficMeter,
     pack_traffic,
     total_traffic,
@@ -47,7 +47,7 @@ def test_it_works() -> None:
     after = next_targets(before, busy(3, 300.0), BOUNDS)
     assert after[1, 3] > 2
     assert set(np.delete(after[1], 3)) == {2}
-    assert set(after[0]) == {0}  # a layer without experts has no targets, whatever the traffic
+    assert set(after[0]) == {0}  # a layer without experts has no targets with any traffic
 
 
 def test_without_traffic_nothing_moves() -> None:

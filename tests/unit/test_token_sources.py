@@ -21,8 +21,7 @@ from backbone.engine.serving.token_sources import (
     count_sources,
     sources_of_rows,
 )
-from backbone.process.event_mapping import OPERATORS, shown_worker
-from backbone.process.trace_mapping import request_trace
+from backbone.process.event_mapping import OPERATORS, request_trace, shown_worker
 from backbone.stream.events import EventError
 from backbone.stream.request_trace import FALLBACK, WORKER, RequestTrace, TraceSource, trace_from_text
 from tests.unit.engine_service import SHAPE, Valve, running, single_run, spec, tiny_model
@@ -117,15 +116,15 @@ def test_a_trace_survives_its_text() -> None:
     "text", ["", "{}", "[]", '{"first_token":0,"layers":[0],"sources":[["worker","a"]],"counts":"AAAA"}']
 )
 def test_what_is_no_trace_is_refused(text: str) -> None:
-    with pytest.raises(EventError, match="a request's trace is none"):
+    with pytest.raises(EventError, match="a request's trace is invalid"):
         trace_from_text(text)
 
 
 def test_counts_that_do_not_fit_the_tokens_are_refused() -> None:
     sources = (TraceSource(WORKER, "n1"), TraceSource(FALLBACK))
-    with pytest.raises(EventError, match="6 bytes are no counts of 8 bytes a token"):
+    with pytest.raises(EventError, match="counts have 6 bytes; each token has 8"):
         trace_from_text(RequestTrace(0, (0, 1), sources, bytes(6)).to_text())
-    with pytest.raises(EventError, match="0 bytes a token"):
+    with pytest.raises(EventError, match="each token has 0"):
         trace_from_text(RequestTrace(0, (), sources, b"").to_text())
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backbone.engine.trust.draws import SecretDraws
+from backbone.engine.trust.audit import SecretDraws
 from backbone.engine.trust.standing import (
     TrustPolicy,
     TrustState,

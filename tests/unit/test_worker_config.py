@@ -11,7 +11,7 @@ import pytest
 from kvasir import kernels
 from kvasir.errors import ConfigError
 from kvasir.worker.command_line import parse_address, parse_arguments
-from kvasir.worker.serving.config import MIB, WorkerConfig
+from kvasir.worker.serving.config import MIB, ClientLimits, KernelChoice, WorkerConfig
 from kvasir.worker.serving.kernel_choice import KX1_KEPT_BYTES
 from kvasir.worker.serving.report import BASE_BYTES, Listening, ranges_text, stopped_json
 from tests.unit.fake_experts import KERNEL, MODEL, FakeExperts, fake_holdings
@@ -35,8 +35,10 @@ def test_every_option_is_taken(slice_path: Path) -> None:
     config = parse_arguments(
         ["serve", "--slice", str(slice_path), "--listen", "[::1]:0", "--kernel", "float", "--json", *limits]
     )
-    assert config == WorkerConfig(slice_path, "::1", 0, 3, "float", 2, 16, True)
-    assert config.max_inflight_bytes == 16 * MIB
+    assert config == WorkerConfig(
+        slice_path, "::1", 0, kernel=KernelChoice("float", 3), limits=ClientLimits(2, 16), json=True
+    )
+    assert config.limits.max_inflight_bytes == 16 * MIB
 
 
 @pytest.mark.parametrize(
@@ -79,7 +81,7 @@ def test_addresses() -> None:
 
 
 def test_a_worker_says_what_it_serves_and_what_memory_it_takes() -> None:
-    config = WorkerConfig(Path("s.gguf"), max_clients=2, max_inflight_mb=16)
+    config = WorkerConfig(Path("s.gguf"), limits=ClientLimits(2, 16))
     listening = Listening.of(config, fake_holdings(FakeExperts(0), FakeExperts(1)), "127.0.0.1", 4711)
     assert listening.memory_bytes_most - listening.memory_bytes == 2 * 16 * MIB
     said = json.loads(listening.as_json())

@@ -8,6 +8,7 @@ import pytest
 
 from kvasir.errors import ConfigError
 from kvasir.worker.command_line import parse_arguments, read_token
+from kvasir.worker.serving.config import RelayAccess
 from kvasir.worker.serving.report import joined_json, joined_text
 from tests.unit.fake_experts import fake_holdings
 
@@ -25,13 +26,13 @@ def test_a_token_comes_from_a_file_or_the_command_line(slice_path: Path, tmp_pat
     (tmp_path / "token").write_text("  secret\n")
     for option in ("--token=secret", f"--token-file={tmp_path / 'token'}"):
         config = parse_arguments(["join", URL, option, "--slice", str(slice_path), "--threads=2", "--json"])
-        assert (config.relay_url, config.token, config.n_threads, config.json) == (URL, "secret", 2, True)
+        assert (config.relay, config.kernel.n_threads, config.json) == (RelayAccess(URL, "secret"), 2, True)
         assert "secret" not in repr(config)
 
 
 def test_serving_has_neither_relay_nor_token(slice_path: Path) -> None:
     config = parse_arguments(["serve", "--slice", str(slice_path)])
-    assert (config.relay_url, config.token) == ("", "")
+    assert config.relay is None
 
 
 @pytest.mark.parametrize("url", ["https://relay.example.org", "relay.example.org", "wss://relay.example.org/?token=x"])

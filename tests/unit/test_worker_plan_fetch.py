@@ -49,7 +49,7 @@ def test_a_piece_that_came_is_marked_and_may_wait_for_others_only_so_long() -> N
 
 def test_a_failure_that_may_pass_is_waited_out() -> None:
     state = after.fetched(filling(promise(A)), Fetched(promise(A), Outcome.AGAIN, "cut"), NOW, 0.5)
-    assert state.promises == (promise(A),)
+    assert state.unfetched == (promise(A),)
     assert next_action(state, NOW) is None
     assert next_action(state, state.times.fetch_s) == Fetch(promise(A))
 

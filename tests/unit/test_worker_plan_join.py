@@ -10,7 +10,7 @@ from kvasir.experts import ExpertRange
 from kvasir.slicing.expert_ranges import merge_ranges
 from kvasir.worker.agent import plan_changes as after
 from kvasir.worker.agent.market_client import Assigned, NothingWanted
-from kvasir.worker.agent.plan import LONGEST_WAIT_S, PROMISES_MOST, next_action, wait_s
+from kvasir.worker.agent.plan import LONGEST_WAIT_S, UNFETCHED_MOST, next_action, wait_s
 from kvasir.worker.agent.plan_actions import Register, Rotate, Volunteer
 from kvasir.worker.agent.plan_state import WorkerState
 from tests.unit.worker_states import LATER, MODEL, NOW, ROOM, A, B, C, at_rest, new_node, piece, promise, times
@@ -57,7 +57,7 @@ def test_what_is_held_and_what_is_promised_is_stated_merged() -> None:
 
 
 def test_so_many_promises_at_a_time_and_no_more() -> None:
-    pieces = tuple(promise(ExpertRange(layer, 0, 1)) for layer in range(PROMISES_MOST))
+    pieces = tuple(promise(ExpertRange(layer, 0, 1)) for layer in range(UNFETCHED_MOST))
     state = replace(new_node(), model=MODEL, is_fetching=True, times=times(volunteer_s=0))
     assert isinstance(next_action(replace(state, pieces=pieces[:-1]), NOW), Volunteer)
     assert next_action(replace(state, pieces=pieces), NOW) is None
@@ -65,7 +65,7 @@ def test_so_many_promises_at_a_time_and_no_more() -> None:
 
 def test_a_promise_is_kept_with_its_lease() -> None:
     state = after.promised(new_node(), offer(A), NOW)
-    assert (state.model, [item.range for item in state.promises]) == (MODEL, [A])
+    assert (state.model, [item.range for item in state.unfetched]) == (MODEL, [A])
     assert state.pieces[0].lease_id == "c" * 16
 
 

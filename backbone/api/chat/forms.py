@@ -1,39 +1,38 @@
-"""The two forms in which OpenAI's API writes choices, whole and as chunks of a stream.
+"""The JSON of choices and their log-probabilities in OpenAI's two forms, whole and as chunks of a stream.
 
-A form belongs to one reply and knows how far each choice is. `chat.replies` and `chat.streaming` put the envelope
-around.
+A form belongs to one reply and tracks the progress of its choices. `chat.replies` writes the JSON around the choices.
 """
 
 from __future__ import annotations
 
+import codecs
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from backbone.api.chat.logprobs import TextOffsets, chat_logprobs, completion_logprobs
-from backbone.stream.events import Token
+from backbone.stream.events import Token, TopLogprob
 from backbone.stream.payloads import RequestKind
 
 Choice = dict[str, Any]
 
 
 class Form(Protocol):
-    """`index` counts the choices of the whole reply; `tokens` have log-probabilities when they were asked for."""
+    """`index` counts the choices of the whole reply; `tokens` have log-probabilities if the request wants them."""
 
     whole_object: str
     chunk_object: str
 
     def whole(self, index: int, tokens: Sequence[Token], finish_reason: str) -> Choice:
-        """A complete choice."""
+        """Return a complete choice."""
 
     def first(self, index: int) -> Choice | None:
-        """What a stream says of a choice before its first token."""
+        """Return the chunk that comes before a choice's first token, if the form has one."""
 
     def delta(self, index: int, token: Token) -> Choice | None:
-        """One token of a stream; None when there is nothing to show yet."""
+        """Return the chunk of one token; None if the token has nothing to show yet."""
 
     def last(self, index: int, finish_reason: str) -> Choice:
-        """A choice's end in a stream."""
+        """Return the chunk that ends a choice."""
 
 
 class CompletionForm:
@@ -107,7 +106,64 @@ class ChatForm:
 
 
 def form_for(kind: RequestKind, *, wants_logprobs: bool) -> Form:
-    """A new form for one reply."""
+    """Return a new form for one reply."""
     if kind is RequestKind.CHAT:
         return ChatForm(wants_logprobs=wants_logprobs)
     return CompletionForm(wants_logprobs=wants_logprobs)
+
+
+def shown(data: bytes) -> str:
+    """Return a token's bytes as text; incomplete characters as `bytes:\\xe2\\x80`, like OpenAI's older API."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+class TextOffsets:
+    """The offset of each token in a choice's text, in characters."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._n_characters = 0
+
+    def next(self, data: bytes) -> int:
+        """Return the offset of the next token, which has these bytes."""
+        offset = self._n_characters
+        self._n_characters += len(self._decoder.decode(data))
+        return offset
+
+
+def chat_logprobs(tokens: Sequence[Token]) -> dict[str, Any]:
+    """Return `choices[].logprobs` of a chat."""
+    content = [
+        {**_chat_entry(token.data or b"", token.logprob), "top_logprobs": [_chat_top(t) for t in token.top_logprobs]}
+        for token in tokens
+    ]
+    return {"content": content, "refusal": None}
+
+
+def completion_logprobs(tokens: Sequence[Token], offsets: TextOffsets) -> dict[str, Any]:
+    """Return `choices[].logprobs` of a completion."""
+    return {
+        "tokens": [shown(token.data or b"") for token in tokens],
+        "token_logprobs": [token.logprob for token in tokens],
+        "top_logprobs": [_completion_tops(token.top_logprobs) for token in tokens],
+        "text_offset": [offsets.next(token.data or b"") for token in tokens],
+    }
+
+
+def _completion_tops(tops: Sequence[TopLogprob]) -> dict[str, float]:
+    """Return them by text, likeliest first; of tokens with the same text the likelier one counts."""
+    found: dict[str, float] = {}
+    for top in tops:
+        found.setdefault(shown(top.data), top.logprob)
+    return found
+
+
+def _chat_top(top: TopLogprob) -> dict[str, Any]:
+    return _chat_entry(top.data, top.logprob)
+
+
+def _chat_entry(data: bytes, logprob: float | None) -> dict[str, Any]:
+    return {"token": shown(data), "logprob": logprob, "bytes": list(data)}

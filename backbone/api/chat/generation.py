@@ -1,7 +1,7 @@
-"""One body's generations: queued, read as one sequence of events, cancelled the moment that nobody listens.
+"""The requests of one body while they run: queued, read as one sequence of events, cancelled when the client leaves.
 
-Used by `chat.replies` for whole replies and by `chat.streaming` for streams. Memory is bounded: a reader that is slow
-stops reading Redis. `close` may be called at any time, from any thread by `close_soon`, and any number of times.
+`chat.replies` reads it. Memory is bounded: a slow reader stops the reading of Redis. `close` may be called at any time
+and more than once, `close_soon` from any thread too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import aclosing
 from typing import NamedTuple, Protocol
 
 from backbone.api.chat.usage import UsageTally
-from backbone.api.swarm.world import Swarm
+from backbone.api.message_store import MessageStore
 from backbone.stream.client import QueueFull
 from backbone.stream.events import Done, Event, Failed, Token, is_last
 from backbone.stream.payloads import GenerationRequest
@@ -27,14 +27,14 @@ _cancelling: set[asyncio.Task[bool]] = set()  # the loop itself holds tasks only
 
 
 class Happened(NamedTuple):
-    """An event of request number `request`."""
+    """An event, and the number of its request within the body."""
 
     request: int
     event: Event
 
 
 class Measure(Protocol):
-    """Is told how a generation goes; `close` comes once."""
+    """Counts a generation's tokens and its end; `close` is called once."""
 
     def token(self) -> None: ...
 
@@ -45,10 +45,10 @@ class NoMeasure:
     """Measures nothing."""
 
     def token(self) -> None:
-        """Forget it."""
+        """Ignore it."""
 
     def close(self, tally: UsageTally, *, is_complete: bool) -> None:
-        """Forget it."""
+        """Ignore it."""
 
 
 class Generation:
@@ -56,17 +56,17 @@ class Generation:
 
     def __init__(
         self,
-        swarm: Swarm,
+        store: MessageStore,
         requests: Sequence[GenerationRequest],
         *,
         patience_s: float,
         measure: Measure | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`patience_s`: after so long all is given up, whatever backbone and Redis say. Needs a running loop."""
+        """Needs a running event loop. After `patience_s` seconds the generation fails in any case."""
         self.tally = UsageTally()
         self._measure = measure or NoMeasure()
-        self._swarm = swarm
+        self._store = store
         self._requests = tuple(requests)
         self._clock = clock
         self._until = clock() + patience_s
@@ -74,21 +74,21 @@ class Generation:
         self._events: asyncio.Queue[Happened] = asyncio.Queue(EVENTS_AHEAD)
         self._pumps: list[asyncio.Task[None]] = []
         self._unfinished: set[int] = set()
-        self._given_up: set[int] = set()  # their last event is our own, so they may still run
+        self._given_up: set[int] = set()  # their last event was made up here, so they may still run
         self._is_closed = False
 
     @property
     def n_unfinished(self) -> int:
-        """How many requests have not had their last event."""
+        """Return the number of requests without a last event."""
         return len(self._unfinished)
 
     async def start(self) -> None:
-        """Queue all requests and begin to read. Raises QueueFull, RedisLost, RequestError; then none goes on."""
+        """Queue all requests and begin to read. Raises QueueFull, RedisLost or RequestError, and cancels all then."""
         try:
             for number, request in enumerate(self._requests):
-                self._unfinished.add(number)  # also when it is not certain that it was queued
+                self._unfinished.add(number)  # before it is queued: an error may leave open whether it was
                 try:
-                    await self._swarm.enqueue(request)
+                    await self._store.enqueue(request)
                 except (QueueFull, RequestError):
                     self._unfinished.discard(number)
                     raise
@@ -98,7 +98,7 @@ class Generation:
         self._pumps = [self._loop.create_task(self._pump(number)) for number in range(len(self._requests))]
 
     async def next(self, timeout_s: float) -> list[Happened]:
-        """All events that have come, at least one, or none when the time is up. After the last event do not ask."""
+        """Wait for events and return all of them, or none after `timeout_s`. Not to be called after the last event."""
         happened: list[Happened] = []
         wait_s = min(timeout_s, self._until - self._clock())
         if self._events.empty():
@@ -107,7 +107,7 @@ class Generation:
                     happened.append(await self._events.get())
             except TimeoutError:
                 if self._clock() >= self._until:
-                    return [Happened(0, Failed(504, "deadline_exceeded", "the answer did not come in time"))]
+                    return [Happened(0, Failed(504, "deadline_exceeded", "the answer was not complete in time"))]
                 return []
         while not self._events.empty():
             happened.append(self._events.get_nowait())
@@ -121,7 +121,7 @@ class Generation:
         return happened
 
     def close(self) -> None:
-        """Stop reading, and cancel what has not ended. On the loop's thread."""
+        """Stop reading, and cancel requests that have not ended. Call it on the loop's thread."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -129,25 +129,25 @@ class Generation:
         for pump in self._pumps:
             pump.cancel()
         for number in self._unfinished | self._given_up:
-            cancelling = self._loop.create_task(self._swarm.cancel(self._requests[number].request_id))
+            cancelling = self._loop.create_task(self._store.cancel(self._requests[number].request_id))
             _cancelling.add(cancelling)
             cancelling.add_done_callback(_cancelling.discard)
 
     def close_soon(self) -> None:
-        """`close` from any thread, also after the loop's end."""
+        """Call `close` from any thread, also after the end of the loop."""
         if not self._is_closed and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self.close)
 
     async def _pump(self, number: int) -> None:
-        """Move one request's events into the common queue."""
+        """Copy one request's events into the common queue."""
         try:
-            async with aclosing(self._swarm.read(self._requests[number].request_id)) as entries:
+            async with aclosing(self._store.read(self._requests[number].request_id)) as entries:
                 async for entry in entries:
                     await self._events.put(Happened(number, entry.event))
                     if is_last(entry.event):
                         return
-        except Exception:  # whatever it is, who waits for these events must hear of it
+        except Exception:  # any error must reach the reader of these events
             logger.exception("reading the events of request %s failed", self._requests[number].request_id)
         self._given_up.add(number)
-        failure = Failed(500, "internal_error", "the server failed to read the answer; its log says why")
+        failure = Failed(500, "internal_error", "the server failed to read the answer; see its log")
         await self._events.put(Happened(number, failure))

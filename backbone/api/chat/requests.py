@@ -1,6 +1,6 @@
-"""From a checked body to the requests that travel to the backbone: defaults, names, seeds, rules between fields.
+"""Requests for the backbone, made from a validated body: defaults, names, seeds, rules between fields.
 
-Called by `api`. One body may be several requests: one for each prompt. Ids and seeds come from the injected source.
+`routes` calls it. A body with several prompts becomes one request for each. Ids and seeds come from an injected source.
 """
 
 from __future__ import annotations
@@ -8,22 +8,20 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from backbone.api.chat.schemas import MAX_SEED, MAX_TOKEN_ID, ChatBody, CompletionBody, GenerationBody, Message
 from backbone.api.errors import ApiError
+from backbone.sampling_params import SamplingParams
 from backbone.stream.payloads import GenerationRequest, RequestKind
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's, for completions; a chat may fill the context
-_PASSED_ON = (
-    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a body asks for. `requests` are one for each prompt, each with `n` choices."""
+    """A body's requests, one for each prompt and each with `n` choices, and how the reply is written."""
 
     kind: RequestKind
     model: str
@@ -36,21 +34,21 @@ class Asked:
 
     @property
     def reply_id(self) -> str:
-        """The reply's `id`, as OpenAI's clients know it."""
+        """Return the reply's `id` in OpenAI's form."""
         prefix = "chatcmpl" if self.kind is RequestKind.CHAT else "cmpl"
         return f"{prefix}-{self.requests[0].request_id}"
 
     @property
     def prompt_field(self) -> str:
-        """Where the client gave its text."""
+        """Return the name of the body's field that holds the text."""
         return "messages" if self.kind is RequestKind.CHAT else "prompt"
 
 
 @dataclass(frozen=True, slots=True)
 class RequestMaker:
-    """Makes requests. `random_bits(n)` gives n random bits, for ids and for seeds that the client left to us.
+    """Makes requests for the key with the public id `owner`.
 
-    `owner` is the public id of the key that asks.
+    `random_bits(n)` returns n random bits, for ids and for the seed where the client sets none.
     """
 
     deadline_s: float
@@ -59,14 +57,12 @@ class RequestMaker:
     random_bits: Callable[[int], int] = secrets.randbits
 
     def completion(self, body: CompletionBody) -> Asked:
-        """One request for each prompt, all with the same sampling. Raises ApiError."""
-        sampling = self._sampling(body, body.max_tokens or DEFAULT_COMPLETION_TOKENS)
-        if body.logprobs is not None:
-            sampling["logprobs"] = body.logprobs
+        """Make one request for each prompt, all with the same sampling. Raises ApiError."""
+        sampling = self._sampling(body, max_tokens=body.max_tokens or DEFAULT_COMPLETION_TOKENS)
         return self._asked(body, RequestKind.COMPLETION, [{"prompt": prompt} for prompt in _prompts(body)], sampling)
 
     def chat(self, body: ChatBody) -> Asked:
-        """One request. Raises ApiError for fields that contradict each other."""
+        """Make one request. Raises ApiError for fields that contradict each other."""
         given = {value for value in (body.max_tokens, body.max_completion_tokens) if value is not None}
         if len(given) > 1:
             raise ApiError(
@@ -74,27 +70,23 @@ class RequestMaker:
             )
         if body.top_logprobs is not None and not body.logprobs:
             raise ApiError(400, "invalid_value", "top_logprobs needs logprobs to be true", param="top_logprobs")
-        sampling = self._sampling(body, next(iter(given), None))
-        if body.logprobs:
-            sampling["logprobs"] = body.top_logprobs or 0
+        logprobs = (body.top_logprobs or 0) if body.logprobs else None
+        sampling = self._sampling(body, max_tokens=next(iter(given), None), logprobs=logprobs)
         messages = tuple(_message(message) for message in body.messages)
         return self._asked(body, RequestKind.CHAT, [{"messages": messages}], sampling)
 
-    def _sampling(self, body: GenerationBody, max_tokens: int | None) -> dict[str, Any]:
-        sampling = {name: value for name in _PASSED_ON if (value := getattr(body, name)) is not None}
-        if "seed" not in sampling:
-            sampling["seed"] = self.random_bits(64) & MAX_SEED
-        if max_tokens is not None:
-            sampling["max_tokens"] = max_tokens
-        if body.stop is not None:
-            sampling["stop"] = [body.stop] if isinstance(body.stop, str) else body.stop
-        if body.logit_bias:
-            sampling["logit_bias"] = body.logit_bias
-            _check_biased(body.logit_bias)
-        return sampling
+    def _sampling(self, body: GenerationBody, **own: Any) -> SamplingParams:
+        """Take the body's fields that are named like a sampling parameter, except for those in `own`."""
+        values = {field.name: getattr(body, field.name) for field in fields(SamplingParams)} | own
+        if values["seed"] is None:
+            values["seed"] = self.random_bits(64) & MAX_SEED
+        if isinstance(body.stop, str):
+            values["stop"] = [body.stop]
+        _check_biased(body.logit_bias or {})
+        return SamplingParams.from_values(values)
 
     def _asked(
-        self, body: GenerationBody, kind: RequestKind, texts: list[dict[str, Any]], sampling: Mapping[str, Any]
+        self, body: GenerationBody, kind: RequestKind, texts: list[dict[str, Any]], sampling: SamplingParams
     ) -> Asked:
         stream = bool(body.stream)
         if body.stream_options is not None and not stream:
@@ -123,7 +115,7 @@ class RequestMaker:
             n=n,
             stream=stream,
             include_usage=bool(body.stream_options and body.stream_options.include_usage),
-            wants_logprobs="logprobs" in sampling,
+            wants_logprobs=sampling.logprobs is not None,
         )
 
 
@@ -140,8 +132,8 @@ def _prompts(body: CompletionBody) -> list[str | tuple[int, ...]]:
 def _message(message: Message) -> dict[str, str]:
     content = message.content
     text = content if isinstance(content, str) else "".join(part.text for part in content)
-    told = {"role": "system" if message.role == "developer" else message.role, "content": text}
-    return told if message.name is None else told | {"name": message.name}
+    flat = {"role": "system" if message.role == "developer" else message.role, "content": text}
+    return flat if message.name is None else flat | {"name": message.name}
 
 
 def _check_biased(bias: Mapping[str, float]) -> None:

@@ -1,42 +1,28 @@
-"""What clients may send: the bodies of completions and chat, typed and strict, as the OpenAPI page shows them.
+"""The bodies and replies of completions and chat, as the OpenAPI page shows them.
 
-Ranges are those of the engine's `SamplingParams` (a test holds both together). A field that is not here is refused by
-name; fields in `LEFT_OUT` are OpenAI's and accepted only with the value that asks for nothing.
+Ranges are those of `SamplingParams`; a test checks that both agree. Unknown fields are refused by name. A field of
+OpenAI's that is not supported (`errors.UNSUPPORTED`) is accepted with a value that has no effect. None stands for a
+field that the client left out.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag
+
+from backbone.api.schemas import StrictModel, UsageReply
+from backbone.sampling_params import MAX_BIASED_TOKENS, MAX_LOGPROBS, MAX_STOP_LENGTH, MAX_STOPS
 
 MAX_PROMPTS = 16
 MAX_MESSAGES = 4096
-MAX_STOPS = 16
-MAX_STOP_LENGTH = 256
-MAX_LOGPROBS = 20
-MAX_BIASED_TOKENS = 4096
 MAX_TOKEN_ID = (1 << 31) - 1
 MAX_TOKENS = 1 << 31
 MAX_SEED = (1 << 64) - 1
 
-LEFT_OUT = frozenset(
-    {
-        "audio", "annotations", "best_of", "echo", "function_call", "functions", "include_obfuscation", "modalities",
-        "prediction", "reasoning_effort", "refusal", "response_format", "service_tier", "store", "suffix",
-        "tool_call_id", "tool_calls", "tool_choice", "tools", "verbosity", "web_search_options",
-    }
-)  # fmt: skip
-
-
-class StrictModel(BaseModel):
-    """No field but those named, no value of another type. `None` means that a field was left out."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
 
 def _one_or_many(value: Any) -> str:
-    """Which alternative a value is meant to be, so that an error speaks of that one alone."""
+    """Return the tag of the alternative that a value belongs to, so that an error is about that one alone."""
     return "<many>" if isinstance(value, list) else "<one>"
 
 
@@ -67,17 +53,17 @@ Prompt = Annotated[
 
 
 class StreamOptions(StrictModel):
-    """With `stream.client` only."""
+    """With `stream` only."""
 
     include_usage: bool | None = Field(default=None, description="A last chunk with `usage` and no choices.")
     include_obfuscation: Literal[False] | None = None
 
 
 class GenerationBody(StrictModel):
-    """What both kinds of requests have."""
+    """The fields that completions and chat share."""
 
     model: str = Field(min_length=1, max_length=200, description="A name from /v1/models.")
-    temperature: float | None = Field(default=None, ge=0, le=2, description="0 takes the likeliest token. Default 1.")
+    temperature: float | None = Field(default=None, ge=0, le=2, description="0: the likeliest token. Default 1.")
     top_p: float | None = Field(default=None, gt=0, le=1)
     top_k: int | None = Field(default=None, ge=0, le=1 << 31, description="0: off, the default.")
     min_p: float | None = Field(default=None, ge=0, le=1)
@@ -85,7 +71,7 @@ class GenerationBody(StrictModel):
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
     repetition_penalty: float | None = Field(default=None, gt=0, le=10, description="1: off, the default.")
     seed: int | None = Field(
-        default=None, ge=0, le=MAX_SEED, description="With it the same request gives the same text, whatever else runs."
+        default=None, ge=0, le=MAX_SEED, description="The same request with the same seed gives the same text."
     )
     stop: (
         Annotated[Annotated[StopText, Tag("<one>")] | Annotated[StopTexts, Tag("<many>")], Discriminator(_one_or_many)]
@@ -108,9 +94,9 @@ class GenerationBody(StrictModel):
 class CompletionBody(GenerationBody):
     """POST /v1/completions."""
 
-    prompt: Prompt = Field(description="A text, texts, a list of token ids, or lists of them.")
+    prompt: Prompt = Field(description="A text, a list of texts, a list of token ids, or a list of such lists.")
     logprobs: int | None = Field(
-        default=None, ge=0, le=MAX_LOGPROBS, description="Log-probabilities of so many tokens."
+        default=None, ge=0, le=MAX_LOGPROBS, description="Log-probabilities of the N likeliest tokens."
     )
     echo: Literal[False] | None = None
     best_of: Literal[1] | None = None
@@ -118,14 +104,14 @@ class CompletionBody(GenerationBody):
 
 
 class TextPart(StrictModel):
-    """A piece of a message. Only text is understood."""
+    """A part of a message; only text is supported."""
 
     type: Literal["text"]
     text: str
 
 
 class Message(StrictModel):
-    """One message. `developer` is told to the model as `system`; pieces of content are joined."""
+    """One message. The role `developer` becomes `system`; parts of the content are joined."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[
@@ -142,7 +128,7 @@ class Message(StrictModel):
 
 
 class ResponseFormat(StrictModel):
-    """Plain text, which is also the default."""
+    """Plain text, the default."""
 
     type: Literal["text"]
 
@@ -165,3 +151,83 @@ class ChatBody(GenerationBody):
     reasoning_effort: None = None
     verbosity: None = None
     web_search_options: None = None
+
+
+class CompletionLogprobs(StrictModel):
+    """Log-probabilities of a completion's tokens: the model's own, before any sampling."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class CompletionChoice(StrictModel):
+    """One answer."""
+
+    text: str
+    index: int
+    logprobs: CompletionLogprobs | None
+    finish_reason: str | None
+
+
+class CompletionReply(StrictModel):
+    """The reply of /v1/completions. A stream has the same object in each chunk."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[CompletionChoice]
+    usage: UsageReply | None
+
+
+class ChatTopLogprob(StrictModel):
+    """One of the likeliest tokens."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatTokenLogprob(ChatTopLogprob):
+    """A token of the answer."""
+
+    top_logprobs: list[ChatTopLogprob]
+
+
+class ChatLogprobs(StrictModel):
+    """Log-probabilities of a chat's tokens: the model's own, before any sampling."""
+
+    content: list[ChatTokenLogprob]
+    refusal: None
+
+
+class ChatMessage(StrictModel):
+    """The answer."""
+
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+
+
+class ChatChoice(StrictModel):
+    """One answer."""
+
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: str
+
+
+class ChatReply(StrictModel):
+    """The reply of /v1/chat/completions. A stream has `chat.completion.chunk` objects with `delta`."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChoice]
+    usage: UsageReply

@@ -1,6 +1,6 @@
-"""Usage of a body's generations together: tokens, and the `kvasir` object that says what the swarm did.
+"""The usage of a body's requests together: tokens, and the `kvasir` object with the swarm's share.
 
-Fed by `chat.generation` with the last event of each request.
+`chat.generation` adds the last event of each request.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ SOURCES = ("workers", "hot", "fallback")
 
 
 class UsageTally:
-    """Adds up what several requests used."""
+    """The sum of several requests' usage."""
 
     def __init__(self) -> None:
         self.n_done = 0
@@ -29,7 +29,7 @@ class UsageTally:
         self.unconfirmed: set[str] = set()
 
     def add(self, request_id: str, done: Done) -> None:
-        """Count a finished request."""
+        """Add a finished request."""
         self.n_done += 1
         self.prompt_tokens += done.usage.prompt_tokens
         self.completion_tokens += done.usage.completion_tokens
@@ -44,8 +44,8 @@ class UsageTally:
         self.unconfirmed.update(done.kvasir.unconfirmed)
 
     def usage(self) -> dict[str, Any]:
-        """OpenAI's usage object with `kvasir`: row-experts, each source's share (together 1), who was not checked, and
-        how many tokens were drafted and accepted.
+        """Return OpenAI's usage object. `kvasir` adds row-experts, the share of each source (their sum is 1),
+        unconfirmed and flagged workers, and the numbers of drafted and accepted tokens.
         """
         n_all = self.row_experts
         shares = {source: n / n_all if n_all else 0.0 for source, n in self.by_source.items()}

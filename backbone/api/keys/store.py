@@ -1,7 +1,7 @@
-"""API keys: issue, check, revoke. The REST API asks here whose key a request carries.
+"""API keys in SQL: issue, check, revoke. `keys.auth` and `manage.py issue_key` call it.
 
-A key is `kvk-<16 hex>-<43 characters>`: a public id to find it by, and 256 random bits of which only the SHA-256 is
-stored. Texts of keys are never logged and never part of an error. All functions block on SQL: call them from a thread.
+A key is `kvk-<16 hex>-<43 characters>`: a public id, and 256 random bits of which only the SHA-256 is stored. Keys are
+never logged and never part of an error. All functions block on SQL: call them from a thread.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ SECRET_BYTES = 32
 LONGEST_DAYS = 3650
 MOST_PER_MINUTE = 1_000_000
 _FORM = re.compile(r"kvk-([0-9a-f]{16})-([A-Za-z0-9_-]{43})")
-_NOBODY = bytes(32)  # compared with when there is no such key, so that both answers take the same time
+_NOBODY = bytes(32)  # compared for an unknown key, so that both answers take the same time
 
 
 class KeyScope(StrEnum):
-    """What a key allows."""
+    """A permission of a key."""
 
     GENERATE = "generate"  # models, completions and chat
     METRICS = "metrics"  # /metrics
-    GUEST = "guest"  # nothing more: the key was given to a visitor, so others' limits hold
+    GUEST = "guest"  # no permission: marks a guest's key, which has other limits
 
 
 class KeyRefusedError(KvasirError):
-    """A key is not good; the message says why and holds no part of the secret."""
+    """A key is invalid; the message gives the reason and contains no part of the secret."""
 
 
 @dataclass(frozen=True, slots=True)
 class IssuedKey:
-    """A new key. `text` exists only here."""
+    """A new key. Its `text` is stored nowhere else."""
 
     public_id: str
     text: str = field(repr=False)
@@ -49,7 +49,7 @@ class IssuedKey:
 
 @dataclass(frozen=True, slots=True)
 class KeyHolder:
-    """Whose key it is and what it allows. `per_minute` None: as the site's settings say."""
+    """The owner of a key and its permissions. `per_minute` None: the rate of the site's settings."""
 
     public_id: str
     name: str
@@ -61,22 +61,22 @@ class KeyHolder:
 def issue(
     scopes: Iterable[KeyScope], name: str, *, days: int | None = None, per_minute: int | None = None
 ) -> IssuedKey:
-    """Make a key that ends after `days` days, or never. Raises ConfigError for a value that cannot be."""
+    """Issue a key that expires after `days` days, or never. Raises ConfigError for an invalid value."""
     wanted = sorted({KeyScope(scope) for scope in scopes})
     if not wanted:
         raise ConfigError(f"a key needs at least one scope of {', '.join(KeyScope)}")
     if not name.strip() or len(name) > 100:
-        raise ConfigError(f"key name has {len(name)} characters, 1 to 100 that are not all blank are needed")
+        raise ConfigError(f"the key's name has {len(name)} characters; 1 to 100 are needed, not all blank")
     if days is not None and not 1 <= days <= LONGEST_DAYS:
-        raise ConfigError(f"key for {days} days, 1 to {LONGEST_DAYS} is allowed")
+        raise ConfigError(f"a key may last 1 to {LONGEST_DAYS} days, not {days}")
     if per_minute is not None and not 1 <= per_minute <= MOST_PER_MINUTE:
-        raise ConfigError(f"key for {per_minute} requests a minute, 1 to {MOST_PER_MINUTE} is allowed")
+        raise ConfigError(f"a key may allow 1 to {MOST_PER_MINUTE} requests a minute, not {per_minute}")
     expires = timezone.now() + timedelta(days=days) if days is not None else None
     return _create(" ".join(wanted), name, expires, per_minute)
 
 
 def issue_guest(minutes: int) -> tuple[IssuedKey, datetime]:
-    """Make a visitor's key, and forget those that have ended: as many may come and go as like. Also when it ends."""
+    """Issue a guest's key and delete the expired ones, to bound the table. Return the key and its expiry."""
     scopes = f"{KeyScope.GENERATE} {KeyScope.GUEST}"
     now = timezone.now()
     ApiKey.objects.filter(scopes=scopes, expires__lt=now).delete()
@@ -85,14 +85,14 @@ def issue_guest(minutes: int) -> tuple[IssuedKey, datetime]:
 
 
 def check(text: str) -> KeyHolder:
-    """Whose key this is. Raises KeyRefusedError unless it exists and still counts."""
+    """Return the holder of a key. Raises KeyRefusedError if it is unknown, revoked or expired."""
     form = _FORM.fullmatch(text)
     if form is None:
         raise KeyRefusedError("this is not an API key of this service")
     row = ApiKey.objects.filter(public_id=form[1]).first()
     is_same = hmac.compare_digest(bytes(row.digest) if row is not None else _NOBODY, _digest(text))
     if row is None or not is_same:
-        raise KeyRefusedError("the API key is not known here")
+        raise KeyRefusedError("the API key is unknown")
     if row.revoked is not None:
         raise KeyRefusedError(f"the API key {row.public_id} was revoked at {row.revoked:%Y-%m-%d %H:%M} UTC")
     if row.expires is not None and row.expires <= timezone.now():
@@ -102,7 +102,7 @@ def check(text: str) -> KeyHolder:
 
 
 def revoke(public_id: str) -> None:
-    """Take a key back; it counts for some seconds more. Raises ConfigError when there is no such key."""
+    """Revoke a key; web processes may accept it for some seconds more. Raises ConfigError for an unknown id."""
     if not ApiKey.objects.filter(public_id=public_id).exists():
         raise ConfigError(f"there is no API key with id {public_id!r}")
     ApiKey.objects.filter(public_id=public_id, revoked=None).update(revoked=timezone.now())

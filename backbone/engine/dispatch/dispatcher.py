@@ -21,11 +21,11 @@ from backbone.engine.dispatch.hedging import LATE, Attempt, HedgeCounters, first
 from backbone.engine.dispatch.hot_cache import NOBODY, HotCache, clocks
 from backbone.engine.dispatch.layer_call import CallFacts, LayerCall, PairCall, SumCall
 from backbone.engine.dispatch.trips import TripMeter
-from backbone.engine.model.step_rows import StepRows
+from backbone.engine.model.expert_caller import StepRows
 from backbone.engine.ops.interface import Routing
 from backbone.engine.swarm.expert_store import ExpertStore
 from backbone.engine.swarm.measured import UNMEASURED
-from backbone.engine.swarm.placement import CoverageSnapshot, DispatchBatch, IntArray, Placement, place, place_again
+from backbone.engine.swarm.placement import DispatchBatch, IntArray, Placement, ReplicaMap, place, place_again
 from backbone.engine.swarm.replica_choice import taking_part, with_probe
 from backbone.engine.swarm.reply_format import ReplyFormat
 from backbone.engine.swarm.sum_scale import SumScale, check_can_sum
@@ -170,7 +170,7 @@ class ExpertDispatcher:
         live = self._transport.live()
         return live if self._guard is None else self._guard.usable(live)
 
-    def _ask(self, job: LayerCall, batch: DispatchBatch, coverage: CoverageSnapshot) -> Attempt:
+    def _ask(self, job: LayerCall, batch: DispatchBatch, coverage: ReplicaMap) -> Attempt:
         """Send a batch to its worker, and say until when the answer is in time."""
         measured = job.measured.get(batch.worker_id, UNMEASURED)
         patience = patience_s(measured, len(batch.pair_slots), self._deadlines)

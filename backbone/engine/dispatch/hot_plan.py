@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from backbone.engine.dispatch.call_samples import Calls
 from backbone.engine.swarm.measured import Measured
-from backbone.engine.swarm.placement import CoverageSnapshot
+from backbone.engine.swarm.placement import ReplicaMap
 
 BETTER_BY = 1.1  # a new plan replaces the old one when it saves so many times as much
 
@@ -42,7 +42,7 @@ class Costs:
 
 def costs_of(
     shape: tuple[int, int],
-    coverage: CoverageSnapshot,
+    coverage: ReplicaMap,
     measured: Mapping[str, Measured],
     own_s: float,
     idle: float,

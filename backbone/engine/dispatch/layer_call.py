@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from backbone.engine.model.step_rows import StepRows
+from backbone.engine.model.expert_caller import StepRows
 from backbone.engine.swarm.measured import Measured
 from backbone.engine.swarm.placement import DispatchBatch, IntArray
 from backbone.engine.swarm.reply_format import ReplyFormat, round_replies

@@ -1,12 +1,13 @@
-"""Drafts of one sequence: guessed from its own text or by the MTP head, as long as they pay.
+"""Drafts of one sequence, guessed from its own text or by the MTP head where they pay.
 
-`sequence` asks it for drafts; the engine verifies them, so that no guess ever changes an answer. The answer is read
-only when drafts are asked for, so that steps which are too full for them cost nothing.
+`sequence` asks for drafts and the engine verifies them, so no guess ever changes an answer. The answer is read only
+when drafts are asked for, so steps that are too full for drafts cost nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from backbone.engine.drafts.length import AcceptedShare, HeadShare, gain, worth_drafting, worth_guessing
 from backbone.engine.drafts.prompt_lookup import PromptLookup
@@ -14,23 +15,34 @@ from backbone.engine.drafts.prompt_lookup import PromptLookup
 READ_AT_ONCE = 64  # tokens, about 0.1 ms
 
 
+@dataclass(frozen=True, slots=True)
+class DraftCounts:
+    """Numbers of drafted tokens, and of those that the model accepted. Others were computed in vain."""
+
+    drafted: int = 0
+    accepted: int = 0
+
+    def __add__(self, other: DraftCounts) -> DraftCounts:
+        return DraftCounts(self.drafted + other.drafted, self.accepted + other.accepted)
+
+
 class Drafter:
-    """Guesses the next tokens of one sequence."""
+    """The guesses of one sequence's next tokens."""
 
     def __init__(self, prompt_ids: Sequence[int], n_most: int) -> None:
-        """`n_most` bounds the tokens of a draft. Reads the whole prompt."""
+        """Read the whole prompt; `n_most` bounds the tokens of a draft."""
         self._n_most = n_most
         self._n_read = 0  # tokens of the answer
         self._lookup = PromptLookup(prompt_ids)
         self._share = AcceptedShare()
-        self._head_share: HeadShare | None = None  # until the head is asked for
-        self._guessed: tuple[int, ...] = ()  # by the MTP head for the answer's next tokens
-        self._n_right = 0  # tokens before them that it guessed at the same time
+        self._head_share: HeadShare | None = None  # None until `head_drafts` is called
+        self._guessed: tuple[int, ...] = ()  # by the MTP head, for the answer's next tokens
+        self._n_right = 0  # tokens of the same guess that came before them
 
     def draft(self, answer: Sequence[int], row_cost: float, room: int) -> tuple[int, ...]:
-        """Up to `room` tokens that probably follow the answer, which is the former one or has grown.
+        """Guess up to `room` tokens that follow the answer, which may only have grown since the last call.
 
-        None where their rows would not pay (see `drafts.length`), or while much of the answer is still to be read.
+        Returns none where their rows would not pay (see `drafts.length`), or while much of the answer is still unread.
         """
         if not self._read(answer):
             return ()
@@ -38,9 +50,10 @@ class Drafter:
         return self._lookup.guess(n) if n else ()
 
     def head_drafts(self, answer: Sequence[int], row_cost: float, head_cost: float, room: int, known: HeadShare) -> int:
-        """How many tokens the MTP head had better draft, up to `room`; 0 where the text's own guess or none is better.
+        """Return how many tokens the MTP head should draft, up to `room`; 0 where it gains less than the text's guess.
 
-        `head_cost` is the cost of one guess of the head, as `row_cost`; `known` is how often it was right elsewhere.
+        `head_cost` is the cost of one guess by the head, in the unit of `row_cost`; `known` is its share of right
+        guesses in all sequences.
         """
         if self._head_share is None:
             self._head_share = HeadShare(known)
@@ -53,17 +66,17 @@ class Drafter:
         return n if gain(shares[:n], cost) > looked_up_gain else 0
 
     def note_head(self, answer: Sequence[int], guessed: Sequence[int]) -> None:
-        """The MTP head guesses these tokens to follow the answer. Nothing is made of it while that is not yet read."""
+        """Note the tokens that the MTP head guessed to follow the answer, unless the answer is not fully read."""
         self._guessed, self._n_right = tuple(guessed) if self._n_read == len(answer) else (), 0
 
     def _read(self, answer: Sequence[int]) -> bool:
-        """Read on; whether nothing is left to read."""
+        """Read more of the answer; return whether all of it is read."""
         for token in answer[self._n_read : self._n_read + READ_AT_ONCE]:
             self._see(token)
         return self._n_read == len(answer)
 
     def _worth_looking_up(self, row_cost: float, room: int) -> tuple[int, float]:
-        """How many tokens of the text's own guess to draft, and what is gained."""
+        """Return how many tokens of the text's own guess to draft, and the gain."""
         n_matched = self._lookup.n_matched
         if not n_matched:
             return 0, 0.0
@@ -72,7 +85,7 @@ class Drafter:
         return n, gain([share] * n, row_cost)
 
     def _see(self, token: int) -> None:
-        """The answer's next token. It judges the guesses of it, whether they were drafted or not."""
+        """Read the answer's next token, and count the guesses of it as right or wrong, drafted or not."""
         self._n_read += 1
         if self._guessed and self._head_share is not None:
             is_right = self._guessed[0] == token

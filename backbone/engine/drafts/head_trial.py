@@ -1,22 +1,22 @@
-"""Whether drafts of the MTP head pay, found out by running steps with them and without.
+"""A trial of the MTP head's drafts: steps are run with them and without, and their seconds a token compared.
 
-What rows and guesses cost is an estimate that may be far off where all steps are alike; seconds a token are the truth,
-with everything in them. `draft_sources` feeds it and asks it. Pure: times come from outside.
+The costs of rows and guesses are estimates that may be far off where all steps are alike; measured seconds a token
+include everything. `draft_sources` adds them. Pure: no clock is read.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-_FORGET = 0.95  # of the steps of a way, at each step of it
-_FIRST_STEPS = (6, 3)  # with the head and without, before anything is decided
-_OTHER_WAY = 32  # every so many steps the way that seems worse is tried
+_FORGET = 0.95  # weight of a way's earlier steps, at each step of it
+_FIRST_STEPS = (6, 3)  # with the head and without, before the first decision
+_OTHER_WAY = 32  # steps between two trials of the way that seems worse
 _LEAST_GAIN = 1.02
 
 
 @dataclass(slots=True)
 class _Way:
-    """Steps with the head, or without."""
+    """Steps with the head, or steps without."""
 
     n_steps: int = 0
     tokens: float = 0.0
@@ -30,7 +30,7 @@ class _Way:
 
 @dataclass(slots=True)
 class _Ways:
-    """Both, for a number of sequences or about as many."""
+    """Both ways, for numbers of sequences with one bit length."""
 
     ways: tuple[_Way, _Way] = field(default_factory=lambda: (_Way(), _Way()))  # without, with
     n_asked: int = 0
@@ -43,11 +43,11 @@ class HeadTrial:
         self._by_size: dict[int, _Ways] = {}
 
     def add(self, n_sequences: int, *, has_drafts: bool, n_tokens: int, seconds: float) -> None:
-        """A step made so many tokens; its seconds are those of the head too."""
+        """Add a step that made `n_tokens`; its seconds include the head's."""
         self._ways(n_sequences).ways[has_drafts].add(n_tokens, seconds)
 
     def wants_drafts(self, n_sequences: int) -> bool:
-        """Whether the next step had better have the head's drafts, or has them to find out."""
+        """Return whether the next step should use the head's drafts, as they pay or are being tried."""
         both = self._ways(n_sequences)
         without, with_drafts = both.ways
         if with_drafts.n_steps < _FIRST_STEPS[0]:

@@ -1,8 +1,7 @@
 """The metadata of one architecture (`qwen3moe.block_count`, ...), read strictly.
 
-`model.architectures` reads a model's facts through it. A key that is missing or of the wrong type is an error that
-names it; so is, at the end, a key that nobody read: a fact that is not understood may change the results, so it is
-never ignored.
+`model.architectures` reads a model's facts through it. A key that is missing or of the wrong type raises an error that
+names it. So does, at the end, a key that was not read: it may change the results, so it is never ignored.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Mapping
 
 from kvasir.errors import GGUFError, UnsupportedModelError
 
-# Keys without influence on the computation as it is done here.
+# Keys that do not affect the computation here.
 _WITHOUT_INFLUENCE = frozenset(
     {
         "vocab_size",  # the embedding's shape says it
@@ -24,7 +23,7 @@ _WITHOUT_INFLUENCE = frozenset(
         "tensor_data_layout",
     }
 )
-# Keys that change the computation in a way that is not run here, with the values at which they do not.
+# Keys of computations that are not supported, with the values at which they change nothing.
 _ONLY_NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "rope.scaling.type": ("none", "linear"),  # linear is harmless at factor 1, see below
     "rope.scaling.factor": (0.0, 1.0),
@@ -47,7 +46,7 @@ _ONLY_NEUTRAL: Mapping[str, tuple[object, ...]] = {
 
 
 class ArchMetadata:
-    """Reads keys below an architecture's prefix and remembers which were read."""
+    """A reader of the keys below an architecture's prefix, which remembers what was read."""
 
     def __init__(self, metadata: Mapping[str, object], architecture: str) -> None:
         self._metadata = metadata
@@ -55,7 +54,7 @@ class ArchMetadata:
         self._read: set[str] = set()
 
     def integer(self, name: str, default: int | None = None) -> int:
-        """A count, at least 0. A list of equal counts, one a layer, is one count; other lists are not supported."""
+        """Return a count of 0 or more. A list of equal counts, one a layer, is one count; others are not supported."""
         value = self._value(name, default)
         if isinstance(value, list) and value:
             if any(item != value[0] for item in value):
@@ -66,32 +65,32 @@ class ArchMetadata:
         return value
 
     def positive(self, name: str, default: int | None = None) -> int:
-        """A count, at least 1."""
+        """Return a count of 1 or more."""
         value = self.integer(name, default)
         if value < 1:
             raise GGUFError(f"{self._prefix}{name} is {value}, 1 or more is needed")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
-        """A finite number."""
+        """Return a finite number."""
         value = self._value(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not -1e30 < value < 1e30:
             raise GGUFError(f"{self._prefix}{name} is {value!r}, a finite number is needed")
         return float(value)
 
     def boolean(self, name: str, default: bool | None = None) -> bool:
-        """A bool."""
+        """Return a bool."""
         value = self._value(name, default)
         if not isinstance(value, bool):
             raise GGUFError(f"{self._prefix}{name} is {value!r}, a bool is needed")
         return value
 
     def unsupported(self, name: str, value: object, supported: str) -> UnsupportedModelError:
-        """The error for a value that is well-formed and not run here."""
+        """Return the error for a value that is valid but not supported here."""
         return UnsupportedModelError(f"{self._prefix}{name} is {value!r}; supported: {supported}")
 
     def check_all_read(self) -> None:
-        """Raises UnsupportedModelError naming the first key, in the file's order, that nobody understands."""
+        """Raise UnsupportedModelError naming the first key, in the file's order, that is not known."""
         for key in self._metadata:
             name = key.removeprefix(self._prefix)
             if name == key or name in self._read or name in _WITHOUT_INFLUENCE:

@@ -1,7 +1,7 @@
-"""The architectures that the engine runs, as data: what differs between them, and how a file's metadata fills it in.
+"""The architectures that the engine runs, as data: their differences, and how a file's metadata fills in the rest.
 
-`read_config` is the way in. Another architecture is another entry in ARCHITECTURES; another kind of attention is a
-config class, a function that reads it, and a layer in `mixers`.
+Callers use `read_config`. Another architecture is another entry in ARCHITECTURES; another kind of attention is a config
+class, a function that reads it, and a mixer in `model.layer`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from kvasir.slicing.model_card import LAYERS_MAX
 
 @dataclass(frozen=True, slots=True)
 class RouterFacts:
-    """What an architecture's reference router does. None or several values: the file's metadata decides."""
+    """Facts of an architecture's reference router. None or several values: the file's metadata decides."""
 
     score_functions: tuple[ScoreFunction, ...] = (ScoreFunction.SOFTMAX,)  # the first is the default
     is_normalised: bool | None = True
@@ -43,7 +43,7 @@ class RouterFacts:
 
 
 class SharedExpert(Enum):
-    """Whether layers with routed experts have one that every row uses."""
+    """The kind of expert that every row uses, in layers with routed experts."""
 
     NONE = "none"
     PLAIN = "plain"
@@ -52,7 +52,7 @@ class SharedExpert(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """What sets one architecture apart from the others."""
+    """The facts in which architectures differ."""
 
     has_adjacent_pairs: bool = False
     qk_norm: QKNorm = QKNorm.NONE
@@ -63,7 +63,7 @@ class Architecture:
     router: RouterFacts = RouterFacts()
     shared_expert: SharedExpert = SharedExpert.NONE
     has_leading_dense: bool = False  # the first `leading_dense_block_count` layers have no experts
-    has_mtp_head: bool = False  # one multi-token-prediction layer is a full-attention layer as it is run here
+    has_mtp_head: bool = False  # a multi-token-prediction layer, if single, is a full-attention layer
     read_mixers: Callable[[ArchMetadata, Architecture, int], tuple[MixerConfig, ...]] | None = None
 
 
@@ -159,10 +159,10 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
 
 
 def read_config(metadata: Mapping[str, object]) -> ModelConfig:
-    """What the model of a GGUF file computes.
+    """Return the config of a GGUF file's model.
 
-    Raises UnsupportedModelError for an architecture, a key or a value that the engine does not run, and GGUFError for
-    metadata that is missing or contradicts itself; both name the key and the value.
+    Raises UnsupportedModelError for an architecture, a key or a value that is not supported, and GGUFError for
+    metadata that is missing or contradictory; both name the key and the value.
     """
     name = metadata.get("general.architecture")
     if not isinstance(name, str):

@@ -1,6 +1,6 @@
 """Softmax attention of one layer: projections, heads, the output gate.
 
-The model calls it with the normalised rows of a batch; keys and values go into the step's cache.
+It gets the normalised rows of a batch; keys and values go into the step's cache.
 """
 
 from __future__ import annotations
@@ -12,17 +12,16 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from backbone.engine.model.batch import Step
 from backbone.engine.model.kv_cache import Kept, SlotCache
 from backbone.engine.model.loader import DenseTensors
-from backbone.engine.model.step import Step
 from backbone.engine.ops.interface import HeadForm, KVLayer, Linear, Ops
 from backbone.engine.ops.model_config import AttentionConfig, ModelConfig, QKNorm
-from backbone.engine.ops.rope import turned
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Attention:
-    """Implements `mixers.Mixer`."""
+    """Implement `layer.Mixer`."""
 
     layer: int
     config: AttentionConfig
@@ -35,7 +34,7 @@ class Attention:
 
     @classmethod
     def load(cls, tensors: DenseTensors, layer: int, config: AttentionConfig, model: ModelConfig, ops: Ops) -> Self:
-        """Take the layer's tensors."""
+        """Load the layer's tensors."""
         d_query, d_key = config.n_head * config.d_head, config.n_kv_head * config.d_head
         d_value = config.n_kv_head * config.d_head_v
         has_norm = tensors.has("attn_q_norm.weight", config.qk_norm_presence)
@@ -63,7 +62,7 @@ class Attention:
         )
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
-        """x [T, d_model] -> [T, d_model]."""
+        """Return the mixer's output: x [T, d_model] -> [T, d_model]."""
         config, n_rows = self.config, x.shape[0]
         query, key, value = self.ops.linear(x, self.query, self.key, self.value)
         gate: Tensor | None = None
@@ -77,7 +76,7 @@ class Attention:
         return self.ops.linear(heads.view(n_rows, -1), self.output)[0]
 
     def remember(self, x: Tensor, step: Step) -> None:
-        """Keys and values alone, of rows x [T, d_model] whose attention nobody asks for: they go into the cache."""
+        """Write only the keys and values of rows x [T, d_model] to the cache, without computing attention."""
         cache, form = self._cache(step), self.form
         key, value = self.ops.linear(x, self.key, self.value)
         heads = key.view(len(x), self.config.n_kv_head, self.config.d_head)
@@ -87,8 +86,8 @@ class Attention:
         slots = torch.tensor([s.slot for s in step.segments for _ in range(s.n_rows)], device=x.device)
         places = torch.tensor([p for s in step.segments for p in range(s.position, s.position + s.n_rows)])
         places = places.to(x.device)
-        cos, sin = step.ropes[self.config.rope].at(places)
-        cache.keys[slots, :, places] = turned(heads, cos, sin, has_adjacent_pairs=form.has_adjacent_pairs)
+        rope = step.ropes[self.config.rope]
+        cache.keys[slots, :, places] = rope.turned(heads, places, has_adjacent_pairs=form.has_adjacent_pairs)
         cache.values[slots, :, places] = value.view(len(x), self.config.n_kv_head, self.config.d_head_v)
 
     def _cache(self, step: Step) -> KVLayer:
@@ -98,4 +97,4 @@ class Attention:
         return cache
 
     def settle(self, cache: SlotCache, kept: Sequence[Kept]) -> None:
-        """Nothing: keys and values lie by position, and nothing reads behind a sequence's end."""
+        """Do nothing: keys and values lie by position, and nothing reads beyond a sequence's end."""

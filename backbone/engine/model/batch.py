@@ -1,19 +1,21 @@
-"""A batch: flat rows of several sequences, prefill chunks and single decode tokens side by side.
+"""A batch, the flat rows of several sequences, and the step that runs it: prefill chunks beside single decode tokens.
 
-The engine's scheduler makes batches and the model runs them.
+The engine makes batches, the model runs them and makes a `Step` for each forward.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from backbone.engine.model.expert_caller import ExpertCaller
 from backbone.engine.model.kv_cache import SlotCache
-from backbone.engine.ops.interface import Segment
+from backbone.engine.ops.interface import RopeTable, Segment
+from backbone.engine.ops.model_config import RopeConfig
 from kvasir.errors import RequestError
 
 
@@ -22,12 +24,12 @@ class SlotTokens(NamedTuple):
 
     slot: int
     token_ids: Sequence[int]
-    is_tentative: bool = False  # how many of its rows are kept is decided after the forward
+    is_tentative: bool = False  # the rows that are kept are chosen after the forward
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """Rows of one forward; segments are in row order and cover all rows. The last `n_tentative` may lose rows."""
+    """Rows of one forward. Segments are in row order and cover all rows; the last `n_tentative` may lose rows."""
 
     token_ids: Tensor  # int64 [T]
     segments: tuple[Segment, ...]
@@ -35,9 +37,9 @@ class Batch:
 
     @classmethod
     def of(cls, parts: Iterable[SlotTokens | tuple[int, Sequence[int]]], cache: SlotCache) -> Batch:
-        """The next tokens of some slots, each continuing at its length in the cache, tentative ones last.
+        """Build a batch of the next tokens of some slots, each at its length in the cache, tentative ones last.
 
-        RequestError if one is empty, or out of this order.
+        Raises RequestError if a part is empty or out of this order.
         """
         token_ids: list[int] = []
         segments: list[Segment] = []
@@ -47,7 +49,7 @@ class Batch:
                 raise RequestError(f"slot {slot} is not tentative and comes after one that is")
             n_tentative += is_tentative
             if len(tokens) == 0:
-                raise RequestError(f"slot {slot} was given no token to compute")
+                raise RequestError(f"slot {slot} has no token to compute")
             segments.append(Segment(slot, len(token_ids), len(tokens), cache.length(slot)))
             token_ids.extend(tokens)
         if not segments:
@@ -56,10 +58,24 @@ class Batch:
 
     @property
     def n_rows(self) -> int:
-        """T, the rows of all segments."""
+        """Return T, the rows of all segments."""
         return int(self.token_ids.shape[0])
 
     @property
     def last_rows(self) -> list[int]:
-        """The last row of each segment: where the next token is sampled."""
+        """Return the last row of each segment, where the next token is sampled."""
         return [segment.first_row + segment.n_rows - 1 for segment in self.segments]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """The state of one forward, apart from its rows. Several steps can be in flight at once.
+
+    The rows that are kept of the last `n_tentative` segments are chosen after it.
+    """
+
+    segments: tuple[Segment, ...]
+    cache: SlotCache
+    ropes: Mapping[RopeConfig, RopeTable]
+    experts: ExpertCaller
+    n_tentative: int = 0

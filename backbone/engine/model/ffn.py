@@ -1,7 +1,7 @@
 """The second half of a layer: a dense FFN, or routed experts beside a shared one.
 
-The router runs here once, on the backbone; routed experts are computed by the step's ExpertCaller, and the shared
-expert is computed while they are under way.
+The router runs once, on the backbone. The step's ExpertCaller computes the routed experts, and the shared expert is
+computed meanwhile.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Protocol, Self
 
 from torch import Tensor
 
+from backbone.engine.model.batch import Step
 from backbone.engine.model.expert_caller import SummingCaller
 from backbone.engine.model.loader import DenseTensors
-from backbone.engine.model.step import Step
 from backbone.engine.ops.interface import Linear, Ops, Routing
 from backbone.engine.ops.model_config import (
     DenseFFNConfig,
@@ -30,13 +30,13 @@ class FFN(Protocol):
     """The part of a layer that treats each row on its own."""
 
     async def forward(self, x: Tensor, step: Step) -> Tensor:
-        """Normalised rows [T, d_model] -> what is added to the residual stream [T, d_model]."""
+        """Map normalised rows [T, d_model] to what is added to the residual stream [T, d_model]."""
         ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GatedFFN:
-    """down(silu(gate(x)) * up(x))."""
+    """Compute down(silu(gate(x)) * up(x))."""
 
     ops: Ops
     gate: Linear
@@ -45,7 +45,7 @@ class GatedFFN:
 
     @classmethod
     def load(cls, tensors: DenseTensors, suffix: str, d_ff: int, d_model: int, ops: Ops) -> Self:
-        """Take ffn_gate, ffn_up and ffn_down with a suffix."""
+        """Load ffn_gate, ffn_up and ffn_down with a suffix."""
         return cls(
             ops,
             gate=tensors.linear(f"ffn_gate{suffix}", d_ff, d_model),
@@ -61,7 +61,7 @@ class GatedFFN:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DenseFFN:
-    """Implements `FFN` without experts."""
+    """Implement `FFN` without experts."""
 
     ffn: GatedFFN
 
@@ -72,7 +72,7 @@ class DenseFFN:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SharedExpert:
-    """The expert of every row, perhaps scaled by a gate."""
+    """The expert of every row, scaled by a gate if there is one."""
 
     ops: Ops
     ffn: GatedFFN
@@ -80,7 +80,7 @@ class SharedExpert:
 
     @classmethod
     def load(cls, tensors: DenseTensors, config: SharedExpertConfig, d_model: int, ops: Ops) -> Self:
-        """Take the `_shexp` tensors."""
+        """Load the `_shexp` tensors."""
         ffn = GatedFFN.load(tensors, "_shexp", config.d_ff, d_model, ops)
         return cls(ops, ffn, tensors.row_linear("ffn_gate_inp_shexp", d_model) if config.is_gated else None)
 
@@ -92,7 +92,7 @@ class SharedExpert:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MoE:
-    """Implements `FFN` with routed experts."""
+    """Implement `FFN` with routed experts."""
 
     layer: int
     config: RouterConfig
@@ -103,7 +103,7 @@ class MoE:
 
     @classmethod
     def load(cls, tensors: DenseTensors, layer: int, config: MoEConfig, d_model: int, ops: Ops) -> Self:
-        """Take the router's and the shared expert's tensors."""
+        """Load the router's and the shared expert's tensors."""
         router, shared = config.router, config.shared_expert
         return cls(
             layer=layer,
@@ -115,7 +115,7 @@ class MoE:
         )
 
     async def forward(self, x: Tensor, step: Step) -> Tensor:
-        """x [T, d_model] -> [T, d_model]. Rows and routing cross to the CPU, where experts are asked for, and back."""
+        """Route x [T, d_model] and combine the experts: [T, d_model]. Rows and routing are submitted on the CPU."""
         logits = self.ops.linear(x, self.router)[0]  # [T, n_expert]
         routing = self.ops.route(logits, self.config, self.selection_bias)
         experts = step.experts
@@ -132,7 +132,7 @@ class MoE:
 
 
 def load_ffn(tensors: DenseTensors, layer: LayerConfig, model: ModelConfig, ops: Ops) -> FFN:
-    """Take a layer's FFN from the tensors below `blk.N.`."""
+    """Load a layer's FFN from the tensors below `blk.N.`."""
     match layer.ffn:
         case DenseFFNConfig(d_ff):
             return DenseFFN(GatedFFN.load(tensors, "", d_ff, model.d_model, ops))

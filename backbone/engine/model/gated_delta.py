@@ -1,8 +1,8 @@
 """A recurrent layer by the gated delta rule (Qwen3-Next, Qwen3.5), in GGUF's layout.
 
-The model calls it in place of attention. Its state per sequence has a fixed size; value heads are stored tiled, so
-value head h reads key head h % n_k_head. A tentative segment runs on a copy of its state and leaves behind what the
-state needs of its rows; `settle` then runs the kept rows on the state itself, by the same steps, to the same bits.
+It stands in place of attention. Its state has a fixed size per sequence; value heads are stored tiled, so value head h
+reads key head h % n_k_head. A tentative segment runs on a copy of its state and keeps what the state needs of its rows;
+`settle` then runs the kept rows on the state itself, by the same steps, to the same bits.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from backbone.engine.model.batch import Step
 from backbone.engine.model.kv_cache import DeltaLayer, DeltaRows, Kept, SlotCache
 from backbone.engine.model.loader import DenseTensors
-from backbone.engine.model.step import Step
 from backbone.engine.ops.interface import Linear, Ops, Segment
 from backbone.engine.ops.model_config import GatedDeltaConfig, ModelConfig
 
@@ -25,7 +25,7 @@ _L2_EPS = 1e-6  # fixed in the reference, whatever the model's norms use
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GatedDelta:
-    """Implements `mixers.Mixer`."""
+    """Implement `layer.Mixer`."""
 
     layer: int
     config: GatedDeltaConfig
@@ -43,7 +43,7 @@ class GatedDelta:
 
     @classmethod
     def load(cls, tensors: DenseTensors, layer: int, config: GatedDeltaConfig, model: ModelConfig, ops: Ops) -> Self:
-        """Take the layer's tensors."""
+        """Load the layer's tensors."""
         return cls(
             layer=layer,
             config=config,
@@ -61,7 +61,7 @@ class GatedDelta:
         )
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
-        """x [T, d_model] -> [T, d_model]."""
+        """Return the mixer's output: x [T, d_model] -> [T, d_model]."""
         ops = self.ops
         mixed, gate, alpha, beta = ops.linear(x, self.conv_inputs, self.output_gate, self.alpha, self.beta)
         heads = self._heads(DeltaRows(mixed, alpha, beta), step)
@@ -70,7 +70,7 @@ class GatedDelta:
         return ops.linear(gated, self.output)[0]
 
     def settle(self, cache: SlotCache, kept: Sequence[Kept]) -> None:
-        """Run the kept rows on the state, which is still that from before the forward."""
+        """Run the kept rows on the state, which the forward left unchanged."""
         parts = [(slot, cache.delta_rows(slot, self.layer).part(0, n_rows)) for slot, n_rows in kept if n_rows]
         if not parts:
             return
@@ -88,7 +88,7 @@ class GatedDelta:
         return state
 
     def _heads(self, rows: DeltaRows, step: Step) -> Tensor:
-        """[T, n_v_head, d_v]; firm segments move their state on, tentative ones a copy."""
+        """Return the heads [T, n_v_head, d_v]. Firm segments advance their state, tentative ones a copy."""
         state, n_firm = self._state(step.cache), len(step.segments) - step.n_tentative
         firm, tentative = step.segments[:n_firm], step.segments[n_firm:]
         if not tentative:
@@ -102,7 +102,7 @@ class GatedDelta:
         return torch.cat([self._advance(rows.part(0, split), state, firm), heads]) if firm else heads
 
     def _advance(self, rows: DeltaRows, state: DeltaLayer, segments: Sequence[Segment]) -> Tensor:
-        """Move the state on by these rows; their heads [n, n_v_head, d_v]."""
+        """Advance the state by these rows and return their heads [n, n_v_head, d_v]."""
         config, ops, n_rows = self.config, self.ops, len(rows.mixed)
         mixed = ops.silu(ops.causal_conv(rows.mixed, self.conv, state.conv, segments))
         d_key = config.n_k_head * config.d_k

@@ -1,7 +1,7 @@
 """Keys, values and recurrent state of the running sequences, by slot.
 
-The engine allocates a slot for a sequence and frees it; the model marks the slots of a batch as in use while a
-forward runs and moves their lengths on when it is done. Nothing here computes.
+The engine allocates a slot for a sequence and frees it. The model marks the slots of a batch as in use while a forward
+runs, and extends them when it is done. Nothing here computes.
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ from kvasir.errors import ConfigError, RequestError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeltaLayer:
-    """State of one gated-delta layer, by slot."""
+    """The state of one gated-delta layer by slot."""
 
     conv: Tensor  # [n_slot, conv_width - 1, n_conv_channel], the last inputs of the convolution
     state: Tensor  # [n_slot, n_v_head, d_v, d_k]
 
     def reset(self, slot: int) -> None:
-        """Back to the state before the first token."""
+        """Clear a slot: the state before the first token."""
         self.conv[slot].zero_()
         self.state[slot].zero_()
 
 
 class DeltaRows(NamedTuple):
-    """What a gated-delta layer's state depends on, of some rows of one sequence."""
+    """The inputs of a gated-delta layer's state, of some rows of one sequence."""
 
     mixed: Tensor  # [n, n_conv_channel], before the convolution
     alpha: Tensor  # [n, n_v_head]
     beta: Tensor  # [n, n_v_head]
 
     def part(self, start: int, stop: int) -> DeltaRows:
-        """Some of the rows, as views."""
+        """Return some of the rows as views."""
         return DeltaRows(self.mixed[start:stop], self.alpha[start:stop], self.beta[start:stop])
 
     def copy(self) -> DeltaRows:
-        """The rows in memory of their own."""
+        """Return a copy of the rows."""
         return DeltaRows(self.mixed.clone(), self.alpha.clone(), self.beta.clone())
 
 
 class Kept(NamedTuple):
-    """So many of the first rows of a slot's tentative segment are the sequence's; the others never were."""
+    """The number of first rows of a slot's tentative segment that stay in the sequence."""
 
     slot: int
     n_rows: int
@@ -62,18 +62,18 @@ LayerState = KVLayer | DeltaLayer
 
 
 class TensorForm(TypedDict):
-    """What all tensors of a cache have in common."""
+    """The type and device of a cache's tensors."""
 
     dtype: torch.dtype
     device: torch.device
 
 
-# States are not zeroed here, so that memory is taken as sequences come and grow: a recurrent state is cleared when its
-# slot is given, and a key or value is only read after it was written.
+# States are not zeroed here, so that memory is used only as sequences come and grow: a recurrent state is cleared when
+# its slot is allocated, and a key or value is only read after it was written.
 
 
 def _new_kv(mixer: AttentionConfig, n_slot: int, n_ctx: int, form: TensorForm) -> KVLayer:
-    shape = (n_slot, mixer.n_kv_head, n_ctx)  # attention reads one head's keys one after the other
+    shape = (n_slot, mixer.n_kv_head, n_ctx)  # attention reads the keys of a head in order
     return KVLayer(torch.empty(*shape, mixer.d_head, **form), torch.empty(*shape, mixer.d_head_v, **form))
 
 
@@ -84,7 +84,7 @@ def _new_delta(mixer: GatedDeltaConfig, n_slot: int, _n_ctx: int, form: TensorFo
     )
 
 
-# What a layer keeps between tokens, by the kind of its mixer.
+# Makes a layer's state, by the kind of its mixer.
 _NEW_STATE: Mapping[type, Callable[[Any, int, int, TensorForm], LayerState]] = {
     AttentionConfig: _new_kv,
     GatedDeltaConfig: _new_delta,
@@ -92,7 +92,7 @@ _NEW_STATE: Mapping[type, Callable[[Any, int, int, TensorForm], LayerState]] = {
 
 
 class SlotStatus(Enum):
-    """What a slot may be used for."""
+    """The state of a slot; the value stands in error messages."""
 
     FREE = "free"
     READY = "ready"
@@ -102,7 +102,7 @@ class SlotStatus(Enum):
 
 
 class SlotCache:
-    """State of up to `n_slot` sequences of up to `n_ctx` tokens each. Not thread-safe: one event loop owns it."""
+    """The state of up to `n_slot` sequences of up to `n_ctx` tokens. Not thread-safe: one event loop owns it."""
 
     def __init__(
         self, config: ModelConfig, *, n_slot: int, n_ctx: int, dtype: torch.dtype, device: torch.device = CPU
@@ -119,36 +119,36 @@ class SlotCache:
         self._lengths = [0] * n_slot
         self._n_tentative = [0] * n_slot  # rows
         self._delta_rows: dict[tuple[int, int], DeltaRows] = {}  # of tentative segments, by slot and layer
-        self._delta_copy: DeltaLayer | None = None  # reused: fresh pages would cost many times the copying
+        self._delta_copy: DeltaLayer | None = None  # reused: new pages would cost many times the copying
         self._free = list(range(n_slot))  # a heap: the lowest slot is taken first
 
     @property
     def n_free(self) -> int:
-        """Slots that `allocate` can still give."""
+        """Return the number of free slots."""
         return len(self._free)
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of all slots when they are full."""
+        """Return the bytes of all slots when they are full."""
         return sum(tensor.nbytes for tensor in self._tensors())
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of one full slot."""
+        """Return the bytes of one full slot."""
         return self.n_bytes // self.n_slot
 
     @property
     def recurrent_bytes(self) -> int:
-        """Those of them that a slot takes however short its sequence is."""
+        """Return the bytes of a slot's recurrent state, which do not depend on its length."""
         recurrent = (state for state in self._states if isinstance(state, DeltaLayer))
         return sum(state.conv.nbytes + state.state.nbytes for state in recurrent) // self.n_slot
 
     def state(self, layer: int) -> LayerState:
-        """What a layer keeps, for all slots."""
+        """Return a layer's state, for all slots."""
         return self._states[layer]
 
     def allocate(self) -> int:
-        """Take a slot for a new sequence, without a trace of the one before; RequestError when none is free."""
+        """Take a cleared slot for a new sequence. Raises RequestError when none is free."""
         if not self._free:
             raise RequestError(f"all {self.n_slot} slots are in use; a sequence has to end first")
         slot = heapq.heappop(self._free)
@@ -170,15 +170,15 @@ class SlotCache:
         self._clear(slot)
 
     def length(self, slot: int) -> int:
-        """Tokens of the sequence that are in the cache."""
+        """Return how many tokens of the sequence are in the cache."""
         self._check_number(slot)
         return self._lengths[slot]
 
     @contextmanager
     def using(self, segments: Sequence[Segment], n_tentative: int = 0) -> Iterator[None]:
-        """Hold the slots of a forward: their lengths move on when it ends well, else they are broken until reset.
+        """Hold the slots of a forward: extend them when it succeeds, else mark them as broken until they are reset.
 
-        The slots of the last `n_tentative` segments keep their lengths; `settling` decides.
+        The slots of the last `n_tentative` segments keep their lengths until `settling`.
 
         Raises RequestError, and holds nothing, when a slot is not ready, occurs twice, would become too long, or has
         another length than its segment's position.
@@ -204,9 +204,9 @@ class SlotCache:
 
     @contextmanager
     def settling(self, kept: Sequence[Kept]) -> Iterator[None]:
-        """Hold tentative slots while their kept rows become the sequences' own; broken when that fails.
+        """Hold tentative slots while their kept rows join the sequences; mark the slots as broken when that fails.
 
-        Keys and values of rows that are not kept stay behind the sequence's end, where nothing reads them and its next
+        Keys and values of rows that are not kept stay beyond the sequence's end, where nothing reads them and its next
         rows overwrite them. Raises RequestError, and holds nothing, when a slot is not tentative or has fewer rows.
         """
         for slot, n_rows in kept:
@@ -225,7 +225,7 @@ class SlotCache:
             self._drop_tentative(slot)
 
     def delta_copy(self, layer: int, slots: Sequence[int]) -> DeltaLayer:
-        """A recurrent layer's state of some slots, [len(slots), ...], to be spoilt; good until the next call."""
+        """Copy a recurrent layer's state of some slots, [len(slots), ...], to work on; valid until the next call."""
         state, copy, n = self._states[layer], self._delta_copy, len(slots)
         if not isinstance(state, DeltaLayer):
             raise TypeError(f"layer {layer} has no recurrent state")
@@ -238,11 +238,11 @@ class SlotCache:
         return DeltaLayer(copy.conv[:n], copy.state[:n])
 
     def put_delta_rows(self, slot: int, layer: int, rows: DeltaRows) -> None:
-        """Remember what a recurrent layer has to compute again from the rows that are kept."""
+        """Keep the rows of a tentative slot, from which a recurrent layer computes the kept ones again."""
         self._delta_rows[slot, layer] = rows
 
     def delta_rows(self, slot: int, layer: int) -> DeltaRows:
-        """What was put for a tentative slot."""
+        """Return the rows that were put for a tentative slot."""
         return self._delta_rows[slot, layer]
 
     def _check_segments(self, segments: Sequence[Segment]) -> None:

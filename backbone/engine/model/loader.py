@@ -1,8 +1,7 @@
-"""The dense tensors of a GGUF file, taken one by one by the layers that need them, strictly.
+"""The dense tensors of a GGUF file, loaded one by one by the layers that need them.
 
-A tensor that is missing, has another shape, or is left over at the end is an error that names it. Quantised matrices
-stay mapped in place (`Ops.make_linear` gets a view); routed experts are known and not touched, and so are MTP layers
-that are not in use.
+A tensor that is missing, has another shape, or is left over at the end raises an error that names it. Quantised
+matrices stay mapped in place (`Ops.make_linear` gets a view). Routed experts and unused MTP layers are left alone.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _NAMED_LEFT_OVERS = 5
 
 
 class DenseTensors:
-    """Tensors below a name prefix, and which of the file's have been taken."""
+    """The tensors below a name prefix, and a record of those that were loaded."""
 
     def __init__(self, index: GGUFIndex, ops: Ops, *, prefix: str = "", taken: set[str] | None = None) -> None:
         self._index = index
@@ -32,52 +31,52 @@ class DenseTensors:
         self._taken = set() if taken is None else taken
 
     def below(self, prefix: str) -> DenseTensors:
-        """The same file, with names below a longer prefix."""
+        """Return the tensors of the same file below a longer prefix."""
         return DenseTensors(self._index, self._ops, prefix=self._prefix + prefix, taken=self._taken)
 
     def has(self, name: str, presence: Presence) -> bool:
-        """Whether to load a tensor. A required one that is missing raises later, when it is taken."""
+        """Return whether to load a tensor. A required one that is missing raises an error when it is loaded."""
         if presence is Presence.OPTIONAL:
             return self._prefix + name in self._index.tensors
         return presence is Presence.REQUIRED
 
     def linear(self, name: str, n_out: int, n_in: int, *, bias: Presence = Presence.ABSENT) -> Linear:
-        """`name.weight` [n_out, n_in], with `name.bias` [n_out] if it is there."""
+        """Load `name.weight` [n_out, n_in], with `name.bias` [n_out] by its presence."""
         bias_values = self.vector(f"{name}.bias", n_out) if self.has(f"{name}.bias", bias) else None
         return self._ops.make_linear(self.matrix(f"{name}.weight", n_out, n_in), bias_values)
 
     def row_linear(self, name: str, n_in: int) -> Linear:
-        """A vector `name.weight` [n_in] as a linear with one output."""
+        """Load a vector `name.weight` [n_in] as a linear with one output."""
         full = self._take(f"{name}.weight", (n_in,), (1, n_in))
         return self._ops.make_linear(
             WeightMatrix(self._index.tensors[full].quant_type, 1, n_in, self._index.bytes_of(full))
         )
 
     def matrix(self, name: str, n_out: int, n_in: int) -> WeightMatrix:
-        """A matrix [n_out, n_in] as the file stores it."""
+        """Load a matrix [n_out, n_in] as the file stores it."""
         return self._index.matrix(self._take(name, (n_out, n_in)))
 
     def rows(self, name: str, n_in: int) -> WeightMatrix:
-        """A matrix with rows of n_in weights, however many."""
+        """Load a matrix with rows of n_in weights, with any number of rows."""
         n_out = self._index.tensor(self._prefix + name).shape[0]
         return self.matrix(name, n_out, n_in)
 
     def vector(self, name: str, *shape: int) -> Tensor:
-        """A small float tensor in the Ops' dtype, where they compute."""
+        """Load a small float tensor in the type and on the device of the Ops."""
         values = torch.from_numpy(self._index.values(self._take(name, shape)))
         return values.to(self._ops.dtype).to(self._ops.device)
 
     def leave(self, name: str) -> None:
-        """A tensor that somebody else reads."""
+        """Count a tensor as loaded, as another module reads it."""
         self._taken.add(self._prefix + name)
 
     def check_all_taken(self, config: ModelConfig) -> None:
-        """Raises UnsupportedModelError naming tensors that no layer asked for; MTP layers' are left alone."""
+        """Raise UnsupportedModelError naming tensors that no layer loaded, apart from those of MTP layers."""
         left_over = [name for name in self._index.tensors if name not in self._taken and not _is_mtp(name, config)]
         if left_over:
             names = ", ".join(left_over[:_NAMED_LEFT_OVERS]) + (", ..." if len(left_over) > _NAMED_LEFT_OVERS else "")
             raise UnsupportedModelError(
-                f"{len(left_over)} tensors are not part of {config.architecture} as it is run here: {names}"
+                f"{len(left_over)} tensors are not part of {config.architecture} as it is supported here: {names}"
             )
 
     def _take(self, name: str, *shapes: tuple[int, ...]) -> str:
@@ -98,7 +97,7 @@ def _is_mtp(name: str, config: ModelConfig) -> bool:
 def leave_experts(index: GGUFIndex, config: ModelConfig, tensors: DenseTensors) -> None:
     """Check that every MoE layer has its routed experts, and leave them to the expert store.
 
-    Raises GGUFError for a layer whose experts are missing or have other counts or shapes than the metadata says.
+    Raises GGUFError for a layer whose experts are missing or whose counts or shapes do not match the metadata.
     """
     found = find_expert_tensors(index, config.n_layer)
     for layer in config.layers:

@@ -1,7 +1,7 @@
-"""A mixture-of-experts model's dense path, written once for every architecture over `ops.Ops`.
+"""A mixture-of-experts model's dense path, written once for every architecture over `interface.Ops`.
 
 The engine calls `Model.forward` with flat rows of many sequences. It is a coroutine that waits for routed experts in
-each MoE layer; what belongs to one forward is local to it, so several can be in flight on different slots.
+each MoE layer. Its state is local to one forward, so several can be in flight on different slots.
 """
 
 from __future__ import annotations
@@ -13,17 +13,15 @@ import torch
 from torch import Tensor
 
 from backbone.engine.model.architectures import read_config
-from backbone.engine.model.batch import Batch
+from backbone.engine.model.batch import Batch, Step
 from backbone.engine.model.expert_caller import ExpertCaller
 from backbone.engine.model.kv_cache import Kept, SlotCache
 from backbone.engine.model.layer import Layer
 from backbone.engine.model.loader import DenseTensors, leave_experts
 from backbone.engine.model.mtp_head import MtpHead
 from backbone.engine.model.mtp_layer import ModelEnds, MtpLayer
-from backbone.engine.model.step import Step
-from backbone.engine.ops.interface import Ops
+from backbone.engine.ops.interface import Ops, RopeTable
 from backbone.engine.ops.model_config import ModelConfig, Presence
-from backbone.engine.ops.rope import RopeTable
 from kvasir.errors import RequestError
 from kvasir.gguf.index import GGUFIndex
 
@@ -31,10 +29,10 @@ __all__ = ["Batch", "Layer", "Model"]
 
 
 class MtpParts(NamedTuple):
-    """What a model needs to have its MTP head draft."""
+    """The parts of a model's MTP head."""
 
     layer: MtpLayer
-    experts: ExpertCaller  # of that layer; it must not wait
+    experts: ExpertCaller  # of that layer; must not wait
 
 
 class Model:
@@ -63,13 +61,13 @@ class Model:
     def load(
         cls, index: GGUFIndex, ops: Ops, *, n_slot: int, n_ctx: int, mtp_experts: ExpertCaller | None = None
     ) -> Self:
-        """The model of an open GGUF file, with room for `n_slot` sequences of `n_ctx` tokens.
+        """Load the model of an open GGUF file, with room for `n_slot` sequences of `n_ctx` tokens.
 
         Quantised matrices stay views of the file. With `mtp_experts` the file's MTP head is in use: it gets a cache,
         and every tensor of its layer must be known.
 
-        Raises UnsupportedModelError for what is not run (an architecture, a metadata key or value, a left-over tensor)
-        and GGUFError for what is missing or has another shape.
+        Raises UnsupportedModelError for an architecture, metadata key, value or tensor that is not supported, and
+        GGUFError for one that is missing or has another shape.
         """
         config = read_config(index.metadata)
         used = config if mtp_experts is None else config.with_mtp_layer()
@@ -88,13 +86,13 @@ class Model:
 
     @property
     def n_vocab(self) -> int:
-        """Token ids are 0 to n_vocab - 1."""
+        """Return the number of token ids, which are 0 to n_vocab - 1."""
         return self._ends.embedding.n_out
 
     async def forward(self, batch: Batch, experts: ExpertCaller, logits_rows: Sequence[int] | None = None) -> Tensor:
-        """Run a batch; returns logits [len(logits_rows), n_vocab] of some rows: by default each segment's last.
+        """Run a batch and return the logits [len(logits_rows), n_vocab] of some rows: by default each segment's last.
 
-        The batch's slots grow by its rows, tentative ones when `settle` says by how many. Raises RequestError, before
+        The batch's slots grow by its rows, tentative ones by those that `settle` keeps. Raises RequestError, before
         anything is computed, for token ids or rows that do not exist and for slots that cannot take the batch. When it
         is cancelled or an expert call raises, the batch's slots must be freed or reset.
         """
@@ -113,7 +111,7 @@ class Model:
         return logits
 
     def settle(self, kept: Sequence[Kept]) -> None:
-        """Keep the first rows of tentative slots and forget the others, as if these had never been computed.
+        """Keep the first rows of tentative slots and drop the others, as if they had never been computed.
 
         Raises RequestError for slots that are not tentative or have fewer rows.
         """

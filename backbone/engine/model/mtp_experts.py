@@ -1,6 +1,6 @@
-"""The routed experts of a model's MTP head: computed here, from the file, whoever holds other layers' experts.
+"""The routed experts of a model's MTP head, which the backbone computes from the file.
 
-No worker is offered them, paid for them or asked, so that a draft waits for nobody. `loaded_model` opens them.
+No worker gets them, so that a draft never waits for one. `loaded_model` opens them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class MtpExperts:
-    """Implements `ExpertCaller` for one layer, without waiting."""
+    """Implement `ExpertCaller` for one layer, without waiting."""
 
     def __init__(self, kernel: ExpertKernel, loaded: LoadedExperts) -> None:
         self._kernel = kernel
@@ -30,22 +30,22 @@ class MtpExperts:
 
     @classmethod
     def open(cls, index: GGUFIndex, n_threads: int | None = None) -> Self | None:
-        """Those of an open file; None, with a line in the debug log, where no MTP head is run.
+        """Open the experts of a file's MTP head; return None, with a line in the debug log, if no head is supported.
 
-        Raises KernelError when no kernel computes them, GGUFError when the file's metadata make no sense.
+        Raises KernelError when no kernel computes them, GGUFError when the file's metadata are invalid.
         """
         config = read_config(index.metadata)
         tensors = _head_tensors(index, config)
         if tensors is None:
             if config.n_mtp_layer:
-                logger.debug("%s with %d MTP layers: not run", config.architecture, config.n_mtp_layer)
+                logger.debug("%s with %d MTP layers: not supported", config.architecture, config.n_mtp_layer)
             return None
         experts = layer_experts(index, tensors)
         kernel = kernel_for([experts], n_threads)
         return cls(kernel, kernel.load(experts))
 
     async def submit(self, layer: int, rows: torch.Tensor, expert_ids: torch.Tensor) -> torch.Tensor:
-        """Rows f32 [T, d_model], expert_ids [T, n_used] -> partials [T, n_used, d_model]."""
+        """Compute rows f32 [T, d_model] with expert_ids [T, n_used]: partials [T, n_used, d_model]."""
         if layer != self._loaded.layer:
             raise ValueError(f"the MTP head's experts are of layer {self._loaded.layer}, layer {layer} is wanted")
         n_rows, n_used = expert_ids.shape
@@ -56,7 +56,7 @@ class MtpExperts:
 
 
 def has_mtp_head(index: GGUFIndex, config: ModelConfig) -> bool:
-    """Whether an open file has an MTP head that is run here. One without experts was left out when it was converted."""
+    """Return whether a file has an MTP head that is supported. A conversion may have dropped its experts."""
     return _head_tensors(index, config) is not None
 
 

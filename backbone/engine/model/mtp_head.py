@@ -1,10 +1,11 @@
-"""The MTP head of a model with its state by slot: what it knows of the running sequences, and its guesses.
+"""The MTP head of a model with its state by slot.
 
-`Model.forward` shows it every row, `draft_sources` asks it. Its keys and values lie in the model's cache, one layer
-behind the decoding ones. It changes no answer: what it guesses is verified, and what it cannot follow it leaves alone.
+`Model.forward` passes it every row, and `draft_sources` has it guess. Its keys and values lie in the model's cache, as
+the layer after the decoding ones. It changes no answer: guesses are verified, and a sequence that it cannot follow goes
+on without it.
 
-Its row of position p needs the token of p + 1. So it is one row behind the model, and keeps the last hidden state.
-Whatever lies in its cache beyond that, of drafts that were not kept, is overwritten before anything reads it.
+Its row of position p needs the token of p + 1, so it is one row behind the model and keeps the last hidden state. Rows
+of rejected drafts beyond that are overwritten before anything reads them.
 """
 
 from __future__ import annotations
@@ -16,14 +17,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from backbone.engine.model.batch import Batch
+from backbone.engine.model.batch import Batch, Step
 from backbone.engine.model.expert_caller import ExpertCaller
 from backbone.engine.model.kv_cache import Kept, SlotCache
 from backbone.engine.model.mtp_layer import Guessed, MtpLayer
-from backbone.engine.model.step import Step
-from backbone.engine.ops.interface import Segment
+from backbone.engine.ops.interface import RopeTable, Segment
 from backbone.engine.ops.model_config import RopeConfig
-from backbone.engine.ops.rope import RopeTable
 from kvasir.errors import KvasirError
 
 logger = logging.getLogger(__name__)
@@ -40,23 +39,23 @@ class SlotToken(NamedTuple):
 
 
 class MtpHead:
-    """Follows the slots of one model. Not thread-safe: one event loop owns it, as the cache."""
+    """Follows the sequences in a model's slots. Not thread-safe: the event loop that owns the cache owns it."""
 
     def __init__(
         self, layer: MtpLayer, cache: SlotCache, ropes: Mapping[RopeConfig, RopeTable], experts: ExpertCaller
     ) -> None:
-        """`experts` computes those of the layer."""
+        """`experts` computes the layer's routed experts."""
         self._layer = layer
         self._cache = cache
         self._ropes = ropes
         self._experts = experts
         ops, d_model = layer.ops, layer.joint.n_out
-        self._n_seen = [_LOST] * cache.n_slot  # tokens whose hidden states were seen, the last of these kept:
-        self._hidden = torch.zeros(cache.n_slot, d_model, dtype=ops.dtype, device=ops.device)
-        self._tentative: dict[int, Tensor] = {}  # hidden states [n, d_model] of rows that may not be kept
+        self._n_seen = [_LOST] * cache.n_slot  # tokens whose hidden states were seen
+        self._hidden = torch.zeros(cache.n_slot, d_model, dtype=ops.dtype, device=ops.device)  # the last of them
+        self._tentative: dict[int, Tensor] = {}  # hidden states [n, d_model] of tentative rows
 
     def see(self, batch: Batch, hidden: Tensor) -> None:
-        """Take note of a forward's rows, hidden states [T, d_model] of its tokens."""
+        """Follow a forward's rows, given the hidden states [T, d_model] of its tokens."""
         try:
             self._remember(batch, hidden)
         except KvasirError as error:
@@ -78,7 +77,7 @@ class MtpHead:
             self._hidden[slots] = hidden[rows]
 
     def settle(self, kept: Iterable[Kept]) -> None:
-        """Keep the first rows of tentative segments."""
+        """Keep the first rows of tentative segments and drop the others."""
         for slot, n_rows in kept:
             rows = self._tentative.pop(slot, None)
             if rows is not None and n_rows:
@@ -86,21 +85,21 @@ class MtpHead:
                 self._hidden[slot] = rows[n_rows - 1]
 
     def forget(self, slots: Iterable[int]) -> None:
-        """Follow the sequences in these slots no longer; the next ones in them are followed again."""
+        """Stop following the sequences in these slots, until new ones begin there."""
         for slot in slots:
             self._n_seen[slot] = _LOST
             self._tentative.pop(slot, None)
 
     def is_ready(self, slot: int, n_cached: int) -> bool:
-        """Whether it knows all of a slot's `n_cached` tokens, so that it can guess what follows the next one."""
+        """Return whether it saw all of a slot's `n_cached` tokens, so that it can guess what follows the next one."""
         return n_cached > 0 and self._n_seen[slot] == n_cached and slot not in self._tentative
 
     def hidden(self, slots: Sequence[int]) -> Tensor:
-        """The last hidden states [n, d_model] of slots that are ready."""
+        """Return the last hidden states [n, d_model] of slots that are ready."""
         return self._hidden[list(slots)]
 
     async def guess(self, tokens: Sequence[SlotToken], hidden: Tensor) -> Guessed:
-        """What comes after each of these tokens, and the hidden states for guessing on from it.
+        """Guess the token after each of these, and return the hidden states from which to guess the next one.
 
         `hidden` [n, d_model] are those of the tokens before. Raises KernelError when a value is not finite.
         """
@@ -109,7 +108,7 @@ class MtpHead:
         return await self._layer.guess(token_ids, hidden, self._step(segments))
 
     def _remember(self, batch: Batch, hidden: Tensor) -> None:
-        """Write the keys and values that the batch's tokens complete, each with the hidden state before it."""
+        """Write the keys and values of the batch's tokens, each computed with the hidden state before it."""
         before = torch.roll(hidden, 1, 0)
         segments: list[Segment] = []
         rows: list[int] = []
@@ -133,7 +132,7 @@ class MtpHead:
             self._layer.remember(batch.token_ids[rows], before[rows], self._step(segments))
 
     def _follows(self, slot: int, position: int) -> bool:
-        """Whether a segment goes on where this slot's rows were last seen."""
+        """Return whether a segment continues where the slot's rows were last seen."""
         return self._n_seen[slot] == position
 
     def _step(self, segments: Sequence[Segment]) -> Step:

@@ -1,7 +1,7 @@
 """The layer of a multi-token-prediction (MTP) head: from a token and the hidden state before it to the token after it.
 
-`mtp_head` runs it for drafts. At position p it takes the token of position p + 1 and the hidden state of p, which is
-what the output head sees there; its own hidden state stands for that of p + 1. It holds weights and no state.
+`mtp_head` runs it for drafts. At position p it takes the token of p + 1 and the hidden state of p, as the output head
+does; its own hidden state stands for that of p + 1. It holds weights and no state.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from backbone.engine.model.attention import Attention
+from backbone.engine.model.batch import Step
 from backbone.engine.model.layer import Layer
 from backbone.engine.model.loader import DenseTensors
-from backbone.engine.model.step import Step
 from backbone.engine.ops.interface import Linear, Ops
 from backbone.engine.ops.model_config import ModelConfig, Presence
 from kvasir.errors import UnsupportedModelError
@@ -23,7 +23,7 @@ from kvasir.experts import WeightMatrix
 
 
 class ModelEnds(NamedTuple):
-    """What comes before a model's layers and after them. A head uses those that it has not of its own."""
+    """The tensors before and after a model's layers. An MTP head uses them where it has none of its own."""
 
     embedding: WeightMatrix  # [n_vocab, d_model]
     output_norm: Tensor  # [d_model]
@@ -31,10 +31,10 @@ class ModelEnds(NamedTuple):
 
 
 class Guessed(NamedTuple):
-    """What the layer makes of some rows."""
+    """The layer's results for T rows."""
 
     hidden: Tensor  # [T, d_model], for the next token's row
-    logits: Tensor  # [T, n_vocab], of the token after the one that was given
+    logits: Tensor  # [T, n_vocab], of the token after the given one
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,17 +52,19 @@ class MtpLayer:
 
     @classmethod
     def load(cls, tensors: DenseTensors, model: ModelConfig, ops: Ops, ends: ModelEnds) -> Self:
-        """Take the layer's tensors; ends of its own come before the model's.
+        """Load the layer's tensors; its own ends are preferred to the model's.
 
-        Raises UnsupportedModelError when the model has no head that is run, GGUFError for tensors that do not fit.
+        Raises UnsupportedModelError when the model has no supported head, GGUFError for tensors that do not fit.
         """
         config = model.mtp_layer
         if config is None:
-            raise UnsupportedModelError(f"{model.architecture}: no MTP head of this model is run")
+            raise UnsupportedModelError(f"{model.architecture}: no MTP head of this model is supported")
         own = tensors.below(f"blk.{config.layer}.")
         layer = Layer.load(own, config, model, ops)
         if not isinstance(layer.mixer, Attention):
-            raise UnsupportedModelError(f"layer {config.layer} is an MTP head without attention, which is not run")
+            raise UnsupportedModelError(
+                f"layer {config.layer} is an MTP head without attention, which is not supported"
+            )
         return cls(
             ops=ops,
             norm_eps=model.norm_eps,
@@ -75,21 +77,21 @@ class MtpLayer:
         )
 
     def remember(self, token_ids: Tensor, hidden: Tensor, step: Step) -> None:
-        """Only the keys and values of rows: tokens int64 [T] and the hidden states before them [T, d_model].
+        """Write only the keys and values of rows: tokens int64 [T] and the hidden states before them [T, d_model].
 
-        Later rows need no more of these, so neither experts nor head are asked.
+        Later rows need no more than these, so neither experts nor output head are computed.
         """
         x = self._joined(token_ids, hidden)
         self.attention.remember(self.ops.rms_norm(x, self.layer.mixer_norm, self.norm_eps), step)
 
     async def guess(self, token_ids: Tensor, hidden: Tensor, step: Step) -> Guessed:
-        """The whole layer and the output, for rows as `remember` takes them; it remembers them too."""
+        """Run the whole layer and the output head on rows as for `remember`, and write their keys and values."""
         x = await self.layer.forward(self._joined(token_ids, hidden), step)
         hidden = self.ops.rms_norm(x, self.ends.output_norm, self.norm_eps)
         return Guessed(hidden, self.ops.linear(hidden, self.ends.output)[0])
 
     def _joined(self, token_ids: Tensor, hidden: Tensor) -> Tensor:
-        """The rows [T, d_model] that the layer gets."""
+        """Return the layer's input rows [T, d_model]."""
         tokens = self.ops.rms_norm(self.ops.embed(self.ends.embedding, token_ids), self.token_norm, self.norm_eps)
         hidden = self.ops.rms_norm(hidden, self.hidden_norm, self.norm_eps)
         return self.ops.linear(torch.cat([tokens, hidden], -1), self.joint)[0]

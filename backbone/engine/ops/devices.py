@@ -1,7 +1,7 @@
-"""On what the dense path computes: the CPU, or a CUDA device through torch.
+"""Where the dense path computes: on the CPU, or, experimentally, on a CUDA device through torch.
 
-Called when a model is opened. A device only says where; whether bits may depend on it is what the arithmetic of the
-dense path says (`loaded_model.Dense`), which is why "auto" never moves exact arithmetic away from the CPU.
+CUDA is experimental: tests check where its tensors are, and nobody has measured its speed or compared its texts. The
+exact dense path computes on the CPU alone, so "auto" never moves it.
 """
 
 from __future__ import annotations
@@ -16,31 +16,33 @@ CPU = torch.device("cpu")
 
 
 class Device(StrEnum):
-    """What was asked for."""
+    """The device that the settings ask for."""
 
     CPU = "cpu"
     CUDA = "cuda"
     AUTO = "auto"
 
 
-def torch_device(choice: Device, *, is_exact: bool) -> torch.device:
-    """Where to compute. "auto" is CUDA where torch finds it and the arithmetic is not the exact one, else the CPU.
+def torch_device(choice: Device, *, is_exact: bool, needs_cuda: bool = False) -> torch.device:
+    """Return where to compute: for "auto" CUDA if torch finds it and the arithmetic is not exact, else the CPU.
 
-    Raises ConfigError for "cuda" with exact arithmetic, which is the CPU's alone, and where torch finds no device.
+    Raises ConfigError for CUDA with exact arithmetic, for CUDA that torch does not find, and for the CPU if the
+    arithmetic `needs_cuda`.
     """
-    if choice is Device.CPU:
-        return CPU
     has_cuda = torch.cuda.is_available()
-    if choice is Device.AUTO:
-        return torch.device("cuda") if has_cuda and not is_exact else CPU
-    if is_exact:
+    if choice is Device.CUDA and is_exact:
         raise ConfigError(
             "the exact dense path, kx1, computes on the CPU only; a CUDA device takes `fast` (weights in bf16) or "
             "`float` (f32), whose bits are not the CPU's"
         )
-    if not has_cuda:
+    if choice is Device.CUDA and not has_cuda:
         raise ConfigError(f"CUDA is asked for and {_describe_torch()}; `cpu` computes without it")
-    return torch.device("cuda")
+    if has_cuda and not is_exact and choice is not Device.CPU:
+        return torch.device("cuda")
+    if needs_cuda:
+        missing = "KVASIR_DEVICE is cpu" if choice is Device.CPU else _describe_torch()
+        raise ConfigError(f"KVASIR_DENSE=fast needs a CUDA device and {missing}; set KVASIR_DENSE=kx1")
+    return CPU
 
 
 def _describe_torch() -> str:

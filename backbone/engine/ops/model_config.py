@@ -1,8 +1,8 @@
-"""What a model is made of, layer by layer, as frozen data: the result of reading a GGUF file's metadata.
+"""The parts of a model, layer by layer, as frozen data read from a GGUF file's metadata.
 
-`model.architectures` makes it, the loader and the layers read it. A layer is a mixer (how rows of a sequence see each
-other) and an FFN, each with its own config class, so that another kind of mixer is another class here and in the
-mixers' registry.
+`model.architectures` makes it, the loader and the layers read it. A layer is a mixer (where rows of a sequence see each
+other) and an FFN, each with its own config class; another kind of mixer is another class here and an entry in
+`model.layer`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kvasir.errors import UnsupportedModelError
 
 
 class QKNorm(Enum):
-    """What the norms of queries and keys run over, before the rotation."""
+    """The values that a norm of queries and keys runs over, before the rotation."""
 
     NONE = "none"
     PER_HEAD = "per head"
@@ -22,7 +22,7 @@ class QKNorm(Enum):
 
 
 class Presence(Enum):
-    """Whether a tensor is part of an architecture."""
+    """If a tensor is part of an architecture."""
 
     ABSENT = "absent"
     OPTIONAL = "optional"  # used where the file has it
@@ -61,7 +61,7 @@ class AttentionConfig:
 
     @property
     def scale(self) -> float:
-        """What q·k is multiplied by."""
+        """The factor of q·k."""
         return float(self.d_head**-0.5)
 
 
@@ -95,7 +95,7 @@ class RouterConfig:
     score_function: ScoreFunction
     is_normalised: bool  # the weights of the chosen experts are divided by their sum
     weights_scale: float
-    has_selection_bias: bool  # a bias that counts for the choice only
+    has_selection_bias: bool  # a bias that affects the choice only
     n_group: int = 1  # experts are chosen from the best `n_group_used` groups only
     n_group_used: int = 1
 
@@ -147,7 +147,7 @@ class ModelConfig:
     norm_eps: float
     layers: tuple[LayerConfig, ...]  # decoding layers, without MTP
     n_mtp_layer: int
-    mtp_layer: LayerConfig | None = None  # the layer of the MTP head, where this architecture's is understood
+    mtp_layer: LayerConfig | None = None  # of the MTP head, where it is supported for this architecture
 
     @property
     def n_layer(self) -> int:
@@ -155,12 +155,12 @@ class ModelConfig:
         return len(self.layers)
 
     def with_mtp_layer(self) -> ModelConfig:
-        """The same with the MTP head's layer as one of the layers: what caches and the loader see when it is in use.
+        """Return a config with the MTP head's layer among the layers, for caches and the loader when it is in use.
 
-        Raises UnsupportedModelError without one.
+        Raises UnsupportedModelError if there is none.
         """
         if self.mtp_layer is None:
-            raise UnsupportedModelError(f"{self.architecture}: no MTP head of this model is run")
+            raise UnsupportedModelError(f"{self.architecture}: no MTP head of this model is supported")
         return replace(self, layers=(*self.layers, self.mtp_layer), n_mtp_layer=0)
 
     @property

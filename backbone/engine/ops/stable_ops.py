@@ -1,7 +1,7 @@
 """The dense path with fixed bits: KX1 on quantised matrices in place, and C row operations for the rest.
 
-What production runs; the loader and the layers use it through `ops.Ops`. A row's result is computed from its own
-inputs in one order, so that it does not depend on its batch, on how a prompt is cut, on the CPU or on the threads.
+Production runs this; the loader and the layers use it through `interface.Ops`. A row's result is computed from its own
+inputs in a fixed order, so it does not depend on its batch, on how a prompt is cut, on the CPU or on the threads.
 """
 
 from __future__ import annotations
@@ -17,10 +17,8 @@ from gguf import GGMLQuantizationType
 from torch import Tensor
 
 from backbone.engine.ops.devices import CPU
-from backbone.engine.ops.head_shapes import heads_input, heads_shape
-from backbone.engine.ops.interface import HeadForm, KVLayer, Linear, Routing, Segment
+from backbone.engine.ops.interface import HeadForm, KVLayer, Linear, RopeTable, Routing, Segment
 from backbone.engine.ops.model_config import RouterConfig, ScoreFunction
-from backbone.engine.ops.rope import RopeTable
 from kvasir.errors import KernelError
 from kvasir.experts import WeightMatrix
 from kvasir.kernels import native
@@ -34,9 +32,9 @@ FloatArray = npt.NDArray[np.float32]
 
 
 class StableOps:
-    """Implements `Ops`, in float32. `isa` None is the best build, `n_threads` None is every usable core.
+    """Implement `Ops` in float32. `isa` None is the best build, `n_threads` None is every usable core.
 
-    Raises KernelError with the next step when the C library is not built.
+    Raises KernelError, which says how to build it, when the C library is not built.
     """
 
     dtype = torch.float32
@@ -55,18 +53,18 @@ class StableOps:
 
     @property
     def name(self) -> str:
-        """The same everywhere, as its bits are."""
+        """Return the same name on every machine, as the bits are the same."""
         return "kx1"
 
     @property
     def is_batch_stable(self) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
     def make_linear(self, matrix: WeightMatrix, bias: Tensor | None = None) -> Linear:
-        """KX1 in place where it has the type and the width, else dequantised once to f32.
+        """Use KX1 in place where it supports the type and the width, else dequantise once to f32.
 
-        In a Q8_0 matrix the weights are so near that KX1's rounding of the rows would be most of the error.
+        Q8_0 takes two terms: its weights are so precise that KX1's rounding of the rows would be most of the error.
         """
         if matrix_refusal(matrix) is not None:
             return Linear(matrix.n_in, matrix.n_out, _weights(matrix), bias)
@@ -74,7 +72,7 @@ class StableOps:
         return Linear(matrix.n_in, matrix.n_out, self._kx1.prepare(matrix, n_terms), bias)
 
     def linear(self, x: Tensor, *linears: Linear) -> tuple[Tensor, ...]:
-        """x [T, n_in] -> one [T, n_out] a linear; x is quantised once for those that KX1 computes."""
+        """Multiply x [T, n_in]: one [T, n_out] a linear. x is quantised once for those that KX1 computes."""
         x = _float_rows(x)
         n_rows, n_in = x.shape
         results = [torch.empty((n_rows, linear.n_out)) for linear in linears]
@@ -96,27 +94,17 @@ class StableOps:
         n_rows, n_in = x.shape
         if linear.n_in != n_in:
             raise KernelError(f"rows have {n_in} values; the matrix has {linear.n_in} columns")
-        self._lib.kv_matmul(
-            self._isa,
-            x.data_ptr(),
-            n_rows,
-            n_in,
-            linear.weight.data_ptr(),
-            linear.n_out,
-            result.data_ptr(),
-            self._n_threads,
-        )
+        weight, n_out = linear.weight.data_ptr(), linear.n_out
+        self._lib.kv_matmul(self._isa, x.data_ptr(), n_rows, n_in, weight, n_out, result.data_ptr(), self._n_threads)
 
     def embed(self, matrix: WeightMatrix, token_ids: Tensor) -> Tensor:
-        """Dequantise the rows that are asked for: int64 [T] -> [T, n_in]."""
+        """Dequantise the rows of these tokens: int64 [T] -> [T, n_in]."""
         ids = token_ids.numpy()
         if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < matrix.n_out:
             raise KernelError(f"token ids {int(ids.min())} to {int(ids.max())} are not all below {matrix.n_out}")
         if not len(ids):
             return torch.empty(0, matrix.n_in)
-        rows = np.ascontiguousarray(
-            matrix.data.reshape(matrix.n_out, -1)[ids]
-        )  # a copy: the result may be a view of it
+        rows = np.ascontiguousarray(matrix.data.reshape(matrix.n_out, -1)[ids])  # a copy: the result may be its view
         return torch.from_numpy(dequantised(WeightMatrix(matrix.quant_type, len(ids), matrix.n_in, rows.reshape(-1))))
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -144,15 +132,15 @@ class StableOps:
         cache: KVLayer,
         segments: Sequence[Segment],
     ) -> Tensor:
-        """Norms, rotation, the cache and attention of projected rows, in one call."""
+        """Normalise, rotate and cache projected rows and attend with them, in one call."""
         query, key, value = _float_rows(query), _float_rows(key), _float_rows(value)
-        n_rows, shape = query.shape[0], heads_shape(query, key, value, form, rope, cache)
+        n_rows, shape = query.shape[0], _heads_shape(query, key, value, form, rope, cache)
         numbers = checked_segments(segments, n_rows, cache.keys.shape[0], shape[0])
         out = torch.empty((n_rows, shape[1], shape[4]))
         error = self._lib.kv_attend(
             self._isa,
             (ctypes.c_int64 * len(shape))(*shape),
-            heads_input(query, key, value, form, rope),
+            _heads_input(query, key, value, form, rope),
             cache.keys.data_ptr(),
             cache.values.data_ptr(),
             address(numbers),
@@ -165,7 +153,7 @@ class StableOps:
         return out
 
     def route(self, logits: Tensor, config: RouterConfig, selection_bias: Tensor | None) -> Routing:
-        """The same choice as `router.route` of the same scores."""
+        """Choose as `TorchOps.route` does for the same scores."""
         logits, n_rows = _float_rows(logits), logits.shape[0]
         if logits.shape[1] != config.n_expert:
             raise KernelError(f"there are logits for {logits.shape[1]} experts of {config.n_expert}")
@@ -206,7 +194,7 @@ class StableOps:
         return torch.from_numpy(self._rows.softplus(_array(x)))
 
     def causal_conv(self, x: Tensor, weight: Tensor, state: Tensor, segments: Sequence[Segment]) -> Tensor:
-        """Depthwise convolution of x [T, c] with weight [c, width]; state in place."""
+        """Convolve x [T, c] depthwise with weight [c, width]; the state changes in place."""
         out = self._rows.causal_conv(_array(x), _array(weight), _in_place("state", state), segments)
         return torch.from_numpy(out)
 
@@ -220,7 +208,7 @@ class StableOps:
         state: Tensor,
         segments: Sequence[Segment],
     ) -> Tensor:
-        """Gated delta rule, token after token; state in place."""
+        """Apply the gated delta rule token by token; the state changes in place."""
         out = self._rows.delta_rule(
             _array(q), _array(k), _array(v), _array(log_decay), _array(beta), _in_place("state", state), segments
         )
@@ -239,27 +227,68 @@ class StableOps:
         return out
 
 
+def _heads_input(query: Tensor, key: Tensor, value: Tensor, form: HeadForm, rope: RopeTable) -> native.HeadsInput:
+    """Return the addresses of attention's inputs; they are valid while the tensors live."""
+    return native.HeadsInput(
+        query.data_ptr(),
+        key.data_ptr(),
+        value.data_ptr(),
+        None if form.query_norm is None else form.query_norm.data_ptr(),
+        None if form.key_norm is None else form.key_norm.data_ptr(),
+        rope.cos.data_ptr(),
+        rope.sin.data_ptr(),
+        form.norm_eps,
+        form.scale,
+    )
+
+
+def _heads_shape(
+    query: Tensor, key: Tensor, value: Tensor, form: HeadForm, rope: RopeTable, cache: KVLayer
+) -> tuple[int, ...]:
+    """Return heads_shape of csrc/rowops.h. Raises KernelError for shapes that do not fit together."""
+    n_slot, n_kv_head, n_ctx, d_head = cache.keys.shape
+    d_value, (n_rows, d_query) = cache.values.shape[3], query.shape
+    norms = [0 if norm is None else norm.numel() for norm in (form.query_norm, form.key_norm)]
+    wanted = (
+        ("keys", key.shape, (n_rows, n_kv_head * d_head)),
+        ("values", value.shape, (n_rows, n_kv_head * d_value)),
+        ("cached values", cache.values.shape, (n_slot, n_kv_head, n_ctx, d_value)),
+        ("cosines", rope.cos.shape, (n_ctx, rope.cos.shape[1])),
+    )
+    for name, found, fitting in wanted:
+        if found != fitting:
+            raise KernelError(f"{name} {list(found)} do not fit; {list(fitting)} are needed")
+    if d_query % (n_kv_head * d_head) or 2 * rope.cos.shape[1] > d_head:
+        raise KernelError(f"queries of {d_query} and {rope.cos.shape[1]} rotated pairs do not fit heads of {d_head}")
+    if norms[0] not in (0, d_head, d_query) or norms[1] not in (0, d_head, n_kv_head * d_head):
+        raise KernelError(f"head norms of {norms} weights do not fit heads of {d_head}")
+    for tensor in (cache.keys, cache.values, rope.cos, rope.sin):
+        if tensor.dtype is not torch.float32 or not tensor.is_contiguous():
+            raise KernelError("cache and rotations are read in place: they must be float32 and contiguous")
+    return (n_ctx, d_query // d_head, n_kv_head, d_head, d_value, *norms, rope.cos.shape[1], form.has_adjacent_pairs)
+
+
 def _weights(matrix: WeightMatrix) -> Tensor:
-    """A matrix as f32; a view of the file's bytes, which are never written, where they are f32 already."""
+    """Return a matrix as f32: a view of the file's bytes, which are never written, where they are f32 already."""
     with warnings.catch_warnings(action="ignore", category=UserWarning):
         return torch.from_numpy(dequantised(matrix))
 
 
 def _float_rows(x: Tensor) -> Tensor:
-    """The tensor itself where it lies together. Raises KernelError unless it is f32."""
+    """Return the tensor, contiguous. Raises KernelError unless it is f32."""
     if x.dtype is not torch.float32:
         raise KernelError(f"rows are {x.dtype}; torch.float32 is needed")
     return x if x.is_contiguous() else x.contiguous()
 
 
 def _array(tensor: Tensor) -> FloatArray:
-    """The tensor's memory as numpy sees it, or a copy of one that is not contiguous."""
+    """Return the tensor's memory as a numpy array, or a copy of a tensor that is not contiguous."""
     array: FloatArray = tensor.contiguous().numpy()
     return array
 
 
 def _in_place(name: str, tensor: Tensor) -> FloatArray:
-    """Memory that the C library writes to or must not copy."""
+    """Return memory that the C library writes to, hence no copy. Raises KernelError unless it is contiguous."""
     if not tensor.is_contiguous():
-        raise KernelError(f"{name} is not contiguous; it is read and written where it lies")
+        raise KernelError(f"{name} is not contiguous; it is read and written in place")
     return _array(tensor)

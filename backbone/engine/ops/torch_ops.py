@@ -1,7 +1,7 @@
-"""The dense path in plain torch, with dequantised weights: the oracle, the fallback, and what runs on a CUDA device.
+"""The dense path in plain torch with dequantised weights: the oracle, the fallback, and, experimentally, CUDA.
 
-The loader and the layers use it through `ops.Ops`. Each sequence is computed by itself and never padded, but matrix
-products may depend on the batch, and on the device, in their last bits; `stable_ops` is what has fixed bits.
+The loader and the layers use it through `interface.Ops`. Each sequence is computed alone and never padded, but the last
+bits of matrix products may depend on the batch and on the device; `stable_ops` has fixed bits.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import torch.nn.functional as nnf
 from torch import Tensor
 
 from backbone.engine.ops.devices import CPU
-from backbone.engine.ops.interface import HeadForm, KVLayer, Linear, Routing, Segment
-from backbone.engine.ops.model_config import RouterConfig
-from backbone.engine.ops.rope import RopeTable, turned
-from backbone.engine.ops.router import route
+from backbone.engine.ops.interface import HeadForm, KVLayer, Linear, RopeTable, Routing, Segment
+from backbone.engine.ops.model_config import RouterConfig, ScoreFunction
 from kvasir.experts import WeightMatrix
 
-_SOFTPLUS_IS_IDENTITY = 50.0  # above this exp(-x) is nothing, even in float64
+_SOFTPLUS_IS_IDENTITY = 50.0  # above this exp(-x) is lost in the sum, even in float64
+_SIGMOID_SUM_EPS = 1e-20  # DeepSeek's and GLM's sigmoid routers add it to a sum of weights that may be tiny
+_RANKED_IN_GROUP = 2  # a group's score is the sum of its best two experts
 
 
 class TorchOps:
-    """Implements `Ops`. Matrices are held in `weight_dtype` (default: as all the rest), everything on one device."""
+    """Implement `Ops` on one device. Matrices are held in `weight_dtype` (default: `dtype`, as all the rest)."""
 
     is_batch_stable = False
 
@@ -41,28 +41,28 @@ class TorchOps:
 
     @property
     def name(self) -> str:
-        """Types and device: another one gives other bits."""
+        """Name types and device, on which the bits depend."""
         types = dict.fromkeys(str(dtype).removeprefix("torch.") for dtype in (self._weight_dtype, self._dtype))
         return f"float: {' and '.join(types)} on {self._device.type}"
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of activations and caches."""
+        """The type of activations and caches."""
         return self._dtype
 
     @property
     def device(self) -> torch.device:
-        """Where everything is."""
+        """The device of all tensors."""
         return self._device
 
     def make_linear(self, matrix: WeightMatrix, bias: Tensor | None = None) -> Linear:
-        """Dequantise a matrix. One that is stored in f32, as routers are, keeps its type."""
+        """Dequantise a matrix. One that is stored in f32, as routers are, keeps full precision."""
         is_quantised = matrix.quant_type is not gguf.GGMLQuantizationType.F32
         values = self._dequantised(matrix, slice(None)).to(self._weight_dtype if is_quantised else self._dtype)
         return Linear(matrix.n_in, matrix.n_out, values.to(self._device), bias)
 
     def linear(self, x: Tensor, *linears: Linear) -> tuple[Tensor, ...]:
-        """x [T, n_in] -> one [T, n_out] a linear."""
+        """Multiply x [T, n_in]: one [T, n_out] a linear."""
         return tuple(self._linear(x, linear) for linear in linears)
 
     def _linear(self, x: Tensor, linear: Linear) -> Tensor:
@@ -73,7 +73,7 @@ class TorchOps:
         return result if linear.bias is None else result + linear.bias
 
     def embed(self, matrix: WeightMatrix, token_ids: Tensor) -> Tensor:
-        """Dequantise the rows that are asked for: int64 [T] -> [T, n_in]."""
+        """Dequantise the rows of these tokens: int64 [T] -> [T, n_in]."""
         return self._dequantised(matrix, token_ids.numpy()).to(self._device)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -94,12 +94,13 @@ class TorchOps:
         cache: KVLayer,
         segments: Sequence[Segment],
     ) -> Tensor:
-        """Norms, rotation, the cache and attention of projected rows, one after the other."""
+        """Normalise, rotate and cache projected rows, then attend with them."""
         slots = torch.tensor([s.slot for s in segments for _ in range(s.n_rows)], device=self._device)
         positions = torch.tensor([s.position + row for s in segments for row in range(s.n_rows)], device=self._device)
-        cos, sin = rope.at(positions)
         query, key = (
-            turned(self._heads(x, norm, form.norm_eps, cache), cos, sin, has_adjacent_pairs=form.has_adjacent_pairs)
+            rope.turned(
+                self._heads(x, norm, form.norm_eps, cache), positions, has_adjacent_pairs=form.has_adjacent_pairs
+            )
             for x, norm in ((query, form.query_norm), (key, form.key_norm))
         )
         cache.keys[slots, :, positions] = key
@@ -107,18 +108,30 @@ class TorchOps:
         return self.attention(query, cache, segments, form.scale)
 
     def _heads(self, x: Tensor, norm: Tensor | None, eps: float, cache: KVLayer) -> Tensor:
-        """Normalised heads [T, n, d_head] of projected rows [T, n * d_head]."""
+        """Return projected rows [T, n * d_head] as normalised heads [T, n, d_head]."""
         heads = x.view(len(x), -1, cache.keys.shape[-1])
         if norm is None:
             return heads
         return self.rms_norm(x.view(len(x), -1, norm.numel()), norm, eps).view(heads.shape)
 
     def route(self, logits: Tensor, config: RouterConfig, selection_bias: Tensor | None) -> Routing:
-        """See `router`."""
-        return route(logits, config, selection_bias)
+        """Choose experts for router logits [T, n_expert]; a stable sort gives ties to the lower expert id."""
+        is_sigmoid = config.score_function is ScoreFunction.SIGMOID
+        scores = torch.sigmoid(logits) if is_sigmoid else torch.softmax(logits, -1)
+        ranked = scores if selection_bias is None else scores + selection_bias
+        if config.n_group > 1:
+            ranked = _within_best_groups(ranked, config)
+        expert_ids = _highest(ranked, config.n_used)
+        weights = scores.gather(-1, expert_ids)
+        if config.is_normalised:
+            total = _ordered_sum(weights)
+            weights = weights / (total + _SIGMOID_SUM_EPS if is_sigmoid else total)
+        if config.weights_scale != 1.0:
+            weights = weights * config.weights_scale
+        return Routing(expert_ids, weights)
 
     def attention(self, q: Tensor, cache: KVLayer, segments: Sequence[Segment], scale: float) -> Tensor:
-        """Causal attention of q [T, n_head, d_head], sequence by sequence."""
+        """Attend causally with q [T, n_head, d_head], sequence by sequence."""
         out = q.new_empty(*q.shape[:2], cache.values.shape[-1])
         for slot, first, n, position in segments:
             end = position + n
@@ -149,7 +162,7 @@ class TorchOps:
         return nnf.softplus(x, threshold=_SOFTPLUS_IS_IDENTITY)
 
     def causal_conv(self, x: Tensor, weight: Tensor, state: Tensor, segments: Sequence[Segment]) -> Tensor:
-        """Depthwise convolution of x [T, c] with weight [c, width]."""
+        """Convolve x [T, c] depthwise with weight [c, width]."""
         out = torch.empty_like(x)
         for slot, first, n, _ in segments:
             inputs = torch.cat([state[slot], x[first : first + n]])  # [width - 1 + n, c]
@@ -167,7 +180,7 @@ class TorchOps:
         state: Tensor,
         segments: Sequence[Segment],
     ) -> Tensor:
-        """Gated delta rule, token after token."""
+        """Apply the gated delta rule token by token."""
         n_repeat = v.shape[1] // k.shape[1]
         q, k = q.repeat(1, n_repeat, 1), k.repeat(1, n_repeat, 1)  # value head h reads key head h % n_k_head
         decay = torch.exp(log_decay)
@@ -192,3 +205,25 @@ class TorchOps:
         blocks = matrix.data.reshape(matrix.n_out, -1)[rows]
         values = np.asarray(gguf.dequantize(blocks, matrix.quant_type), np.float32).reshape(-1, matrix.n_in)
         return torch.from_numpy(values.copy() if not values.flags.writeable else values).to(self._dtype)
+
+
+def _highest(scores: Tensor, n: int) -> Tensor:
+    """Return the indices of the n highest of each row, best first, ties ascending: [T, m] -> int64 [T, n]."""
+    return torch.sort(scores, dim=-1, descending=True, stable=True).indices[:, :n].contiguous()
+
+
+def _ordered_sum(values: Tensor) -> Tensor:
+    """Sum the last dimension in ascending order, one add after another: [T, n] -> [T, 1]."""
+    total = values[:, :1]
+    for column in range(1, values.shape[1]):
+        total = total + values[:, column : column + 1]
+    return total
+
+
+def _within_best_groups(ranked: Tensor, config: RouterConfig) -> Tensor:
+    """Set the scores of all experts outside a row's best groups to -inf."""
+    grouped = ranked.view(ranked.shape[0], config.n_group, -1)  # [T, n_group, experts of a group]
+    best = torch.sort(grouped, dim=-1, descending=True, stable=True).values[..., :_RANKED_IN_GROUP]
+    chosen = _highest(best[..., 0] + best[..., 1], config.n_group_used)  # [T, n_group_used]
+    is_left_out = torch.ones(grouped.shape[:2], dtype=torch.bool, device=grouped.device).scatter_(1, chosen, False)
+    return grouped.masked_fill(is_left_out.unsqueeze(-1), float("-inf")).flatten(1)

@@ -1,10 +1,10 @@
 """The choice of the next token: a pure function of logits, history, parameters and one counted random draw.
 
-Called by the engine for each sequence after each step. All arithmetic is float64, equal values go by the lowest id, and
-the random number depends on seed, choice and position alone: the same request gives the same text whatever else runs.
+The engine calls it for each sequence after each step. All arithmetic is float64, ties go to the lowest id, and the
+random number depends on seed, choice and position alone: a request gives the same text beside any other requests.
 
-The order is the field's: logit bias, repetition penalty, presence and frequency penalty, temperature, then top-k, top-p
-and min-p, each on the distribution that the former left. Log-probabilities are the model's own, before all of these.
+The order is the usual one: logit bias, repetition penalty, presence and frequency penalty, temperature, then top-k,
+top-p and min-p, each on the distribution that the former left. Log-probabilities are the model's own, before all these.
 """
 
 from __future__ import annotations
@@ -17,9 +17,22 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from backbone.engine.sampling.params import SamplingParams
-from backbone.engine.sampling.ranks import Positions, Values, at_least, descending, largest, lower_bound
-from backbone.engine.sampling.weights import Weights, n_in_share, nucleus, pick, row_weights, scaled, weights_of
+from backbone.engine.sampling.weights import (
+    Positions,
+    Values,
+    Weights,
+    at_least,
+    descending,
+    largest,
+    lower_bound,
+    n_in_share,
+    nucleus,
+    pick,
+    row_weights,
+    scaled,
+    weights_of,
+)
+from backbone.sampling_params import SamplingParams
 from kvasir.errors import RequestError
 
 
@@ -32,20 +45,20 @@ class RandomDraw:
     position: int
 
     def uniform(self) -> float:
-        """A float64 in [0, 1) with 53 random bits, from a counter-based generator (Philox 4x64)."""
+        """Return a float64 in [0, 1) with 53 random bits, from a counter-based generator (Philox 4x64)."""
         key = np.array([self.seed, self.choice], dtype=np.uint64)
         bits = int(np.random.Philox(key=key, counter=self.position).random_raw())
         return float((bits >> 11) * 2.0**-53)
 
 
 class TokenHistory:
-    """What a sequence has said, for the penalties: the prompt's tokens, and how often each was generated."""
+    """The tokens of a sequence, for the penalties: the prompt's, and the generated ones with their counts."""
 
     def __init__(self, prompt_ids: Iterable[int] = ()) -> None:
         self._seen = array("q", dict.fromkeys(prompt_ids))
         self._prompt_ids = frozenset(self._seen)
         self._generated, self._counts = array("q"), array("d")
-        self._where: dict[int, int] = {}  # of each in `_generated`
+        self._where: dict[int, int] = {}  # index of each token in `_generated`
 
     def add(self, token: int) -> None:
         """Count a generated token."""
@@ -59,11 +72,11 @@ class TokenHistory:
             self._seen.append(token)
 
     def generated(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Ids of the generated tokens, and their counts."""
+        """Return the ids of the generated tokens, and their counts."""
         return np.array(self._generated, np.int64), np.array(self._counts, np.float64)
 
     def seen(self) -> NDArray[np.int64]:
-        """Ids of all tokens of prompt and answer, each once."""
+        """Return the ids of all tokens of prompt and answer, each once."""
         return np.array(self._seen, np.int64)
 
 
@@ -86,7 +99,7 @@ class Sampled:
 def sample(
     logits: NDArray[np.float32], history: TokenHistory, params: SamplingParams, draw: RandomDraw | None
 ) -> Sampled:
-    """Choose the next token. `logits` is f32 [n_vocab] and left as it is; `draw` may be None for temperature 0.
+    """Choose the next token. `logits` is f32 [n_vocab] and not changed; `draw` may be None for temperature 0.
 
     Raises RequestError when the logits are not finite, or a draw is needed and missing.
     """
@@ -105,9 +118,9 @@ def sample(
 
 
 def candidates(logits: Values, params: SamplingParams) -> tuple[Positions, Weights]:
-    """The tokens that temperature, top-k, top-p and min-p leave of `logits` [n_vocab], and their weights.
+    """Return the tokens that temperature, top-k, top-p and min-p leave of `logits` [n_vocab], and their weights.
 
-    At least one token; the weights are not normalised, the likeliest has 1. The temperature must be above 0.
+    At least one token is left. Weights are not normalised: the likeliest has 1. The temperature must be above 0.
     """
     best, temperature = float(logits.max()), params.temperature
     if params.top_k:
@@ -130,19 +143,19 @@ def candidates(logits: Values, params: SamplingParams) -> tuple[Positions, Weigh
 
 
 def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Log-probabilities, float64 [n_vocab]."""
+    """Return log-probabilities, float64 [n_vocab]."""
     best, log_sum = _normalisation(logits)
     return scaled(logits, best, 1) - log_sum
 
 
 def _normalisation(logits: NDArray[np.float32]) -> tuple[float, float]:
-    """The largest logit, and the logarithm of the sum of weights relative to it."""
+    """Return the largest logit, and the logarithm of the sum of weights relative to it."""
     best = float(logits.max())
     return best, float(np.log(row_weights(logits, best, 1).sum()))
 
 
 def _adjust(logits: NDArray[np.float32], history: TokenHistory, params: SamplingParams) -> Values:
-    """Logit bias and penalties, in float64; the logits themselves where there are none."""
+    """Apply logit bias and penalties in float64; return the logits themselves where there are none."""
     if not params.logit_bias and not params.has_penalties:
         return logits
     adjusted = logits.astype(np.float64)
@@ -161,7 +174,7 @@ def _adjust(logits: NDArray[np.float32], history: TokenHistory, params: Sampling
 
 
 def _draw(logits: Values, params: SamplingParams, uniform: float) -> int:
-    """The token among the candidates that `uniform` points at."""
+    """Return the token among the candidates that `uniform` points at."""
     if params.top_k or params.top_p < 1 or params.min_p > 0:
         ids, weights = candidates(logits, params)
         return int(ids[pick(weights, uniform)])
@@ -169,14 +182,16 @@ def _draw(logits: Values, params: SamplingParams, uniform: float) -> int:
 
 
 def _near(logits: Values, best: float, temperature: float, floor: float) -> Positions:
-    """Ascending ids of all tokens whose scaled logit reaches `floor`, and of few others."""
+    """Return the ascending ids of all tokens whose scaled logit reaches `floor`, and of few others."""
     bound = best + floor * temperature - 1e-12 * (abs(best) - floor * temperature)
-    is_below = scaled(np.array([bound]), best, temperature)[0] < floor  # then so is whatever is less: all is monotone
+    is_below = (
+        scaled(np.array([bound]), best, temperature)[0] < floor
+    )  # then so are all smaller values, as scaling is monotone
     return at_least(logits, bound if is_below else -np.inf)
 
 
 def _with_logprobs(token: int, logits: NDArray[np.float32], n_best: int) -> Sampled:
-    """The chosen token with its log-probability and the `n_best` likeliest."""
+    """Return the chosen token with its log-probability and the `n_best` likeliest."""
     best, log_sum = _normalisation(logits)
     ids = _near_best(logits, n_best, best, log_sum)
     own = scaled(logits[ids], best, 1) - log_sum
@@ -186,9 +201,9 @@ def _with_logprobs(token: int, logits: NDArray[np.float32], n_best: int) -> Samp
 
 
 def _near_best(logits: NDArray[np.float32], n_best: int, best: float, log_sum: float) -> Positions:
-    """Ascending ids of all tokens that may be among the likeliest, equal ones going by id.
+    """Return the ascending ids of all tokens that may be among the likeliest, where ties go to the lowest id.
 
-    Rounding makes equals of log-probabilities whose logits differ by less than the slack here.
+    Rounding makes log-probabilities equal whose logits differ by less than the slack here.
     """
     if n_best == 0:
         return np.empty(0, np.int64)

@@ -1,33 +1,38 @@
-"""The weights of tokens, what share of them a nucleus is, and the token that a random number points at.
+"""Weights and ranks of tokens: the largest values in order, the nucleus, and the token that a random number points at.
 
-Called by `sampling.choice` alone. What decides a token is added in one order: a shortcut is taken only where that sum's
-rounding could not change the answer.
+Only `sampling.choice` calls it. Sums that decide a token are added in one order: a shortcut is taken only where that
+sum's rounding could not change the answer. Ties in a ranking go to the lowest position. A vocabulary has a quarter of a
+million tokens and a filter wants few, so comparisons find those first, and only they are sorted.
 """
 
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from backbone.engine.sampling.ranks import Positions, Values, at_least, descending
-
+Values = NDArray[np.floating[Any]]  # float32 or float64, without NaN
+Positions = NDArray[np.int64]
 Weights = NDArray[np.float64]
 
-_N_BLOCK = 2048  # weights that are first added up in an order of their own
+_N_BLOCK = 2048  # weights of a block, which is summed by itself
 _MANY = 8 * _N_BLOCK
-_ROUNDING = 2.0**-51  # four half units: for each weight that is added, in both orders, and for the total alike
+_ROUNDING = 2.0**-51  # four half units: of each added weight, in both orders, and of the total
+_N_COLUMN = 64  # values of a column, of which only the best is compared first
+_N_DIGIT_SORTED = 3000  # values from which sorting by digits is faster than by comparisons
+_DIGIT_BITS = 16  # numpy sorts this width by counting
 
 
 class _Scratch(threading.local):
-    """A row of weights for each thread: fresh memory for every token costs as much as computing them."""
+    """A row of weights for each thread, as new memory for every token would cost as much as computing them."""
 
     def __init__(self) -> None:
         self._row = np.empty(0)
 
     def row(self, size: int) -> Weights:
-        """Float64 [size]; whatever it held is lost with the next call."""
+        """Return float64 [size], which the next call overwrites."""
         if self._row.size != size:
             self._row = np.empty(size)
         return self._row
@@ -37,10 +42,10 @@ _scratch = _Scratch()
 
 
 def scaled(values: Values, best: float, temperature: float, below: Weights | None = None) -> Weights:
-    """How far each value is below `best`, in units of the temperature: 0 and less; into `below` if it is given."""
+    """Return (values - best) / temperature, which is 0 or less; written into `below` if that is given."""
     below = np.empty(values.size) if below is None else below
     np.copyto(below, values)
-    with np.errstate(over="ignore"):  # a tiny temperature makes -inf of all but the likeliest, which is what it means
+    with np.errstate(over="ignore"):  # a tiny temperature makes -inf of all but the likeliest, as it should
         below -= best
         if temperature != 1:
             below /= temperature
@@ -48,25 +53,25 @@ def scaled(values: Values, best: float, temperature: float, below: Weights | Non
 
 
 def weights_of(values: Values, best: float, temperature: float) -> Weights:
-    """Weights that are not normalised: that of the value `best` is 1."""
+    """Return weights that are not normalised: that of the value `best` is 1."""
     weights = scaled(values, best, temperature)
     return np.exp(weights, out=weights)
 
 
 def row_weights(values: Values, best: float, temperature: float) -> Weights:
-    """`weights_of`, in memory that the thread's next call of this uses again."""
+    """Return `weights_of` in memory that the thread's next call overwrites."""
     weights = scaled(values, best, temperature, _scratch.row(values.size))
     return np.exp(weights, out=weights)
 
 
 def nucleus(values: Values, best: float, temperature: float, top_p: float) -> tuple[Positions, Weights]:
-    """The fewest largest values whose weights make up the share `top_p` of all: positions, largest first, and weights.
+    """Return positions, largest first, and weights of the fewest values that hold the share `top_p` of all weight.
 
     Scaling rounds close values together, so the order is the values' own.
     """
     weights = row_weights(values, best, temperature)
     total = weights.sum()
-    # What weighs less than the bound does not reach, all together, half of the share that is not wanted.
+    # All weights below the bound together are less than half of the share that is left out.
     bound = max((1 - top_p) * total / (2 * weights.size), np.finfo(np.float64).tiny)
     near = at_least(values, best + temperature * float(np.log(bound)))
     order = near[descending(values[near])]
@@ -79,12 +84,12 @@ def nucleus(values: Values, best: float, temperature: float, top_p: float) -> tu
 
 
 def n_in_share(weights: Weights, wanted: float) -> int:
-    """How many of the weights, from the first on, reach `wanted`; one more than there are when all do not."""
+    """Return how many of the first weights reach `wanted`; one more than there are if all together do not."""
     return int(np.searchsorted(np.cumsum(weights), wanted)) + 1
 
 
 def pick(weights: Weights, uniform: float) -> int:
-    """The position that `uniform` in [0, 1) points at on a line on which each weight takes its share."""
+    """Return the position that `uniform` in [0, 1) points at on a line on which each weight takes its share."""
     if weights.size >= _MANY:
         found = _pick_by_blocks(weights, uniform)
         if found is not None:
@@ -96,10 +101,10 @@ def pick(weights: Weights, uniform: float) -> int:
 
 
 def _pick_by_blocks(weights: Weights, uniform: float) -> int | None:
-    """What `pick` finds, from sums of blocks; None where the rounding of the sum in order might decide otherwise.
+    """Pick by sums of blocks; return None where the rounding of the sum in order might decide otherwise.
 
-    A sum of n weights is off by less than n half units of the total, in whatever order. A position is certain when the
-    sum before it is below the goal, and the sum with it above, by more than all that may be off.
+    A sum of n weights is off by less than n half units of the total, in any order. A position is certain when the sum
+    before it is below the goal, and the sum with it above, by more than that error.
     """
     n_block = weights.size // _N_BLOCK
     sums = weights[: n_block * _N_BLOCK].reshape(n_block, _N_BLOCK).sum(axis=1)
@@ -114,3 +119,52 @@ def _pick_by_blocks(weights: Weights, uniform: float) -> int | None:
         inner += ends[block - 1]
     low, high = np.searchsorted(inner, (goal - slack, goal + slack), side="right")
     return first + int(low) if low == high < inner.size else None
+
+
+def descending(values: Values) -> Positions:
+    """Return the positions of all values, largest first."""
+    if values.size < _N_DIGIT_SORTED:
+        return np.argsort(-values, kind="stable")
+    keys = _descending_keys(values)
+    order = np.argsort(_digit(keys, 0), kind="stable")
+    for shift in range(_DIGIT_BITS, 8 * keys.itemsize, _DIGIT_BITS):
+        order = order[np.argsort(_digit(keys, shift)[order], kind="stable")]
+    return order
+
+
+def largest(values: Values, n_best: int) -> Positions:
+    """Return the positions of the `n_best` largest values, or of all, largest first."""
+    if n_best >= values.size:
+        return descending(values)
+    if n_best == 0:
+        return np.empty(0, np.int64)
+    found = at_least(values, lower_bound(values, n_best))
+    return found[descending(values[found])][:n_best]
+
+
+def lower_bound(values: Values, n_best: int) -> float:
+    """Return a number that at least `n_best` of the values reach, and few others."""
+    some, n_column = values, values.size // _N_COLUMN
+    if n_column >= 2 * n_best:
+        some = values[: n_column * _N_COLUMN].reshape(_N_COLUMN, n_column).max(axis=0)
+    return float(np.partition(some, some.size - n_best)[some.size - n_best])
+
+
+def at_least(values: Values, bound: float) -> Positions:
+    """Return the ascending positions of the values that reach `bound`, first rounded down to their type."""
+    with np.errstate(over="ignore"):
+        rounded = values.dtype.type(bound)
+        if float(rounded) > bound:
+            rounded = np.nextafter(rounded, values.dtype.type(-np.inf))
+    return np.flatnonzero(values >= rounded)
+
+
+def _descending_keys(values: Values) -> NDArray[np.unsignedinteger[Any]]:
+    """Return unsigned numbers that rise as the values fall."""
+    bits = (values + values.dtype.type(0)).view(f"u{values.itemsize}")  # -0.0 and 0.0 get one key
+    sign = bits.dtype.type(1 << (8 * bits.itemsize - 1))
+    return np.where(bits & sign, bits, ~bits ^ sign)
+
+
+def _digit(keys: NDArray[np.unsignedinteger[Any]], shift: int) -> NDArray[np.uint16]:
+    return (keys >> keys.dtype.type(shift)).astype(np.uint16)

@@ -12,10 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from backbone.engine.drafts.head_cost import HeadCost
+from backbone.engine.drafts.costs import HeadCost, RowCost
 from backbone.engine.drafts.head_trial import HeadTrial
 from backbone.engine.drafts.length import DEAREST_ROW, HeadShare
-from backbone.engine.drafts.row_cost import RowCost
 from backbone.engine.model.mtp_head import MtpHead, SlotToken
 from backbone.engine.serving.scheduler import no_drafts
 from backbone.engine.serving.sequence import Sequence as EngineSequence

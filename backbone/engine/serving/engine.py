@@ -13,10 +13,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from backbone.engine.model.batch import Batch, SlotTokens
-from backbone.engine.model.expert_caller import ExpertCaller, StepAware
+from backbone.engine.model.expert_caller import ExpertCaller, RequestRows, StepAware, StepRows
 from backbone.engine.model.kv_cache import Kept
 from backbone.engine.model.model import Model
-from backbone.engine.model.step_rows import RequestRows, StepRows
 from backbone.engine.sampling.choice import Sampled
 from backbone.engine.serving.draft_sources import DraftSources
 from backbone.engine.serving.scheduler import Chunk, plan_step, rows_left

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, TypeAlias
 
-from backbone.engine.drafts.counts import DraftCounts
+from backbone.engine.drafts.drafter import DraftCounts
 from backbone.engine.sampling.choice import Sampled
-from backbone.engine.sampling.params import SamplingParams
 from backbone.engine.serving.sequence import FinishReason, Sequence
 from backbone.engine.serving.shares import Shares
 from backbone.engine.serving.token_sources import LastTokens, TokenTrace
 from backbone.engine.text.tokenizer import Tokenizer
+from backbone.sampling_params import SamplingParams
 from kvasir.errors import RequestError
 
 N_TRACED = 64  # tokens of an answer whose sources are kept

@@ -5,7 +5,6 @@ Commands, benchmarks and tests build engines from this. It opens nothing but the
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -15,29 +14,23 @@ import torch
 
 from backbone.engine.model.model import Model
 from backbone.engine.model.mtp_experts import MtpExperts
-from backbone.engine.ops.copy_rules import CopyRule
 from backbone.engine.ops.devices import Device, torch_device
-from backbone.engine.ops.fast_ops import FastOps
 from backbone.engine.ops.interface import Ops
 from backbone.engine.ops.stable_ops import StableOps
 from backbone.engine.ops.torch_ops import TorchOps
 from backbone.engine.swarm.expert_store import ExpertStore
 from backbone.engine.text.tokenizer import Tokenizer
-from kvasir.byte_sizes import format_size
 from kvasir.gguf.index import GGUFIndex
 from kvasir.kernels.backend import CPU as CPU_BACKEND
 from kvasir.kernels.backend import Backend
-from kvasir.kernels.native import usable_cores
 from kvasir.kernels.registry import kernel_for, kernel_named
 from kvasir.slicing.model_card import ModelCard
 from kvasir.slicing.slices import model_experts
 from kvasir.wire.frames import Hello, Role
 
-logger = logging.getLogger(__name__)
-
 
 class Dense(StrEnum):
-    """How the dense path computes: KX1 in place with stable rows, the same with copies for many rows, plain torch."""
+    """How the dense path computes: KX1 in place with stable rows, torch in bf16 on a CUDA device, torch in f32."""
 
     KX1 = "kx1"
     FAST = "fast"
@@ -71,7 +64,6 @@ class LoadedModel:
         n_ctx: int | None = None,
         dense: Dense = Dense.KX1,
         device: Device = Device.CPU,
-        fast_rows: int = 0,
         gpu_expert_bytes: int = 0,
         kernel: KernelChoice = KernelChoice.AUTO,
         n_threads: int | None = None,
@@ -79,10 +71,10 @@ class LoadedModel:
     ) -> Self:
         """Open a GGUF file with room for `n_slot` sequences of `n_ctx` tokens (default: the model's, at most 4096).
 
-        Dense path and experts use `n_threads` each (default: every usable core); they seldom run at once. The fast
-        dense path uses copies from `fast_rows` rows on (0: by measurement). With `gpu_expert_bytes` of its memory a
-        GPU computes experts, where that is faster; they have the same bits. `has_mtp_head`: where the file has an MTP
-        head that is run here, it is loaded to guess tokens; each slot then takes a layer more.
+        Dense path and experts use `n_threads` each (default: every usable core); they seldom run at once. With
+        `gpu_expert_bytes` of its memory a GPU computes experts, where that is faster; they have the same bits.
+        `has_mtp_head`: where the file has an MTP head that is run here, it is loaded to guess tokens; each slot then
+        takes a layer more.
 
         Raises GGUFError or UnsupportedModelError for the file, KernelError when the kernel cannot be used, ConfigError
         for a device that is not there or cannot compute so.
@@ -97,12 +89,10 @@ class LoadedModel:
                 if kernel is KernelChoice.AUTO
                 else kernel_named(kernel.value, n_threads, backend)
             )
-            ops = make_ops(dense, n_threads, device, fast_rows)
+            ops = make_ops(dense, n_threads, device)
             mtp_experts = MtpExperts.open(index, n_threads) if has_mtp_head else None
             n_ctx = n_ctx or min(card.n_ctx, 4096)
             model = Model.load(index, ops, n_slot=n_slot, n_ctx=n_ctx, mtp_experts=mtp_experts)
-            if isinstance(ops, FastOps):
-                logger.info("dense path %s; the copies take %s", ops.name, format_size(ops.copy_bytes))
             return cls(index, card, Tokenizer.from_metadata(index.metadata), model, ExpertStore(index, card, chosen))
         except BaseException:
             index.close()
@@ -124,17 +114,13 @@ class LoadedModel:
         self.close()
 
 
-def make_ops(dense: Dense, n_threads: int | None = None, device: Device = Device.CPU, fast_rows: int = 0) -> Ops:
-    """The arithmetic of the dense path.
+def make_ops(dense: Dense, n_threads: int | None = None, device: Device = Device.CPU) -> Ops:
+    """Return the arithmetic of the dense path, and give torch's own pool one thread, as its parts are small.
 
-    torch's own pool gets one thread, as its parts are too small to be split, but for products with copies. Raises
-    ConfigError for a device that is not there or cannot compute so.
+    Raises ConfigError for a device that is missing or cannot compute so.
     """
-    place = torch_device(device, is_exact=dense is Dense.KX1)
-    is_fast = dense is Dense.FAST
-    torch.set_num_threads((n_threads or usable_cores()) if is_fast and place.type == "cpu" else 1)
-    if place.type != "cpu":
-        return TorchOps(torch.float32, place, torch.bfloat16 if is_fast else torch.float32)
-    if is_fast:
-        return FastOps(n_threads, CopyRule(torch.bfloat16, fast_rows) if fast_rows else None)
-    return StableOps(n_threads=n_threads) if dense is Dense.KX1 else TorchOps(torch.float32)
+    place = torch_device(device, is_exact=dense is Dense.KX1, needs_cuda=dense is Dense.FAST)
+    torch.set_num_threads(1)
+    if dense is Dense.KX1:
+        return StableOps(n_threads=n_threads)
+    return TorchOps(torch.float32, place, torch.bfloat16 if dense is Dense.FAST else torch.float32)

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from backbone.engine.drafts.drafter import Drafter
 from backbone.engine.drafts.length import HeadShare
 from backbone.engine.sampling.choice import RandomDraw, Sampled, TokenHistory, sample
-from backbone.engine.sampling.params import SamplingParams
 from backbone.engine.text.detokenizer import IncrementalDetokenizer, StopMatcher
 from backbone.engine.text.tokenizer import Tokenizer
+from backbone.sampling_params import SamplingParams
 from kvasir.errors import RequestError
 
 

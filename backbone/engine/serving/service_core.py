@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from backbone.engine.dispatch.trips import TripMeter
-from backbone.engine.drafts.counts import DraftCounts
+from backbone.engine.drafts.drafter import DraftCounts
 from backbone.engine.serving.engine import Engine, TokenEvent
 from backbone.engine.serving.jobs import (
     Began,

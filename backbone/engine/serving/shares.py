@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backbone.engine.dispatch.dispatcher import Served
-from backbone.engine.drafts.counts import DraftCounts
+from backbone.engine.drafts.drafter import DraftCounts
 from backbone.engine.serving.scheduler import Chunk
 from backbone.engine.serving.sequence import Sequence
 from backbone.engine.serving.token_sources import SourceTable, TokenSources, sources_of_rows

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from backbone.engine.swarm.measured import Measured
-from backbone.engine.swarm.placement import CoverageSnapshot
+from backbone.engine.swarm.placement import ReplicaMap
 from backbone.engine.swarm.worker_address import WorkerAddress
 from backbone.engine.swarm.worker_health import Health, redial_delay_s
 from backbone.engine.swarm.worker_meter import WorkerMeter
@@ -87,7 +87,7 @@ class EdgePool:
         self._clock = clock
         self._jitter = jitter
         self._nodes = OrderedDict[str, str]()  # by member, those that left lately included
-        self._coverage = CoverageSnapshot({})
+        self._coverage = ReplicaMap({})
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="kvasir-edges", daemon=True)
         self._tried: list[Future[None]] = []
@@ -137,7 +137,7 @@ class EdgePool:
         """Bytes sent to and received from each worker since the start, headers included."""
         return {name: member.bytes_moved() for name, member in self._members.items()}
 
-    def coverage(self) -> CoverageSnapshot:
+    def coverage(self) -> ReplicaMap:
         """What the connected workers hold."""
         return self._coverage
 
@@ -278,7 +278,7 @@ class EdgePool:
 
     def _publish(self) -> None:
         held = {name: member.edge.coverage for name, member in self._members.items() if member.edge is not None}
-        self._coverage = CoverageSnapshot.build(held)
+        self._coverage = ReplicaMap.build(held)
 
     async def _close(self) -> None:
         for keeper in self._keepers:

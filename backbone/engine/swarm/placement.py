@@ -31,14 +31,14 @@ class Replica:
 
 
 @dataclass(frozen=True, slots=True)
-class CoverageSnapshot:
+class ReplicaMap:
     """Replicas by (layer, expert_id), in the order of their workers' ids; and each worker's ranges, sorted."""
 
     replicas: Mapping[tuple[int, int], tuple[Replica, ...]]
     held: Mapping[str, tuple[ExpertRange, ...]] = field(default_factory=dict)
 
     @staticmethod
-    def build(coverage: Mapping[str, Iterable[ExpertRange]]) -> CoverageSnapshot:
+    def build(coverage: Mapping[str, Iterable[ExpertRange]]) -> ReplicaMap:
         """From what each worker holds. A worker's local ids count through its ranges of a layer in ascending order."""
         found: dict[tuple[int, int], list[Replica]] = {}
         held = {worker_id: tuple(sorted(coverage[worker_id])) for worker_id in sorted(coverage)}
@@ -50,7 +50,7 @@ class CoverageSnapshot:
                     replica = Replica(worker_id, first + offset)
                     found.setdefault((part.layer, part.start + offset), []).append(replica)
                 next_local[part.layer] = first + part.n_experts
-        return CoverageSnapshot({key: tuple(replicas) for key, replicas in found.items()}, held)
+        return ReplicaMap({key: tuple(replicas) for key, replicas in found.items()}, held)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,7 +76,7 @@ class Placement:
 def place(
     layer: int,
     expert_ids: IntArray,
-    coverage: CoverageSnapshot,
+    coverage: ReplicaMap,
     live: Collection[str],
     measured: Mapping[str, Measured] = NOT_MEASURED,
     *,
@@ -121,7 +121,7 @@ def place_again(
     batch: DispatchBatch,
     layer: int,
     expert_ids: IntArray,
-    coverage: CoverageSnapshot,
+    coverage: ReplicaMap,
     live: Collection[str],
     measured: Mapping[str, Measured] = NOT_MEASURED,
 ) -> DispatchBatch | None:

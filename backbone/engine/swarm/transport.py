@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from typing import Protocol, runtime_checkable
 
 from backbone.engine.swarm.measured import Measured
-from backbone.engine.swarm.placement import CoverageSnapshot
+from backbone.engine.swarm.placement import ReplicaMap
 from kvasir.experts import FloatRows
 from kvasir.kernels.api import EncodedRows, Pairs, RowFormat
 from kvasir.kernels.sums import RowSums
@@ -20,7 +20,7 @@ from kvasir.wire.frames import SumOrder
 class Transport(Protocol):
     """Sends pairs to workers. Every future ends within the deadline that was given, with a result or an EdgeError."""
 
-    def coverage(self) -> CoverageSnapshot:
+    def coverage(self) -> ReplicaMap:
         """What the connected workers hold; the same object until that changes."""
         ...
 
@@ -72,9 +72,9 @@ class SumTransport(Transport, Protocol):
 class NoWorkers:
     """A swarm of nobody: everything is computed by the backbone's own replica."""
 
-    def coverage(self) -> CoverageSnapshot:
+    def coverage(self) -> ReplicaMap:
         """Nothing is covered."""
-        return CoverageSnapshot({})
+        return ReplicaMap({})
 
     def live(self) -> frozenset[str]:
         """Nobody is live."""

@@ -1,7 +1,7 @@
-"""Messages to a prompt by the chat template of the model file, rendered in a bounded sandbox.
+"""Renders messages to a prompt by the model file's chat template, in a bounded sandbox.
 
-Called for chat requests. The template and the messages both come from strangers: only JSON values go in, only text
-comes out, and every failure is a RequestError that says what was wrong. It never tokenises.
+Neither the template nor the messages are trusted: only JSON values go in, only text comes out, and every failure is a
+RequestError that names the cause. It never tokenises.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kvasir.errors import RequestError
 
 MAX_TEMPLATE_LENGTH = 1 << 18
 _DATE_FORMAT = re.compile(r"(?:%-?[A-Za-z%]|[^%]){0,100}")
-# What a template can raise by what it computes, besides Jinja's own errors.
+# Errors that a template's computations can raise, besides Jinja's own.
 _COMPUTING = (
     ArithmeticError,
     AttributeError,
@@ -41,15 +41,15 @@ class _RefusedByTemplateError(TemplateError):
 
 
 def system_clock() -> datetime:
-    """The current time, for templates that write the date into the prompt."""
+    """Return the current time, for templates that write the date into the prompt."""
     return datetime.now(UTC)
 
 
 class ChatTemplate:
-    """One model's chat template, compiled once; may be used from several threads."""
+    """One model's chat template, compiled once. Thread-safe."""
 
     def __init__(self, source: str, *, bos_token: str = "", eos_token: str = "", clock: Clock = system_clock) -> None:
-        """Raises RequestError when the template is too long or is not a template."""
+        """Compile the template. Raises RequestError when it is too long or invalid."""
         if len(source) > MAX_TEMPLATE_LENGTH:
             raise RequestError(
                 f"the chat template has {len(source)} characters; at most {MAX_TEMPLATE_LENGTH} are allowed"
@@ -70,7 +70,7 @@ class ChatTemplate:
     def from_metadata(
         cls, metadata: Mapping[str, object], tokenizer: Tokenizer, *, clock: Clock = system_clock
     ) -> ChatTemplate:
-        """The template at `tokenizer.chat_template`. Raises RequestError when the file has none."""
+        """Compile the template at `tokenizer.chat_template`. Raises RequestError when the file has none."""
         source = metadata.get("tokenizer.chat_template")
         if not isinstance(source, str) or not source.strip():
             raise RequestError(
@@ -89,10 +89,10 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, object]] | None = None,
         variables: Mapping[str, object] | None = None,
     ) -> str:
-        """The prompt, to be tokenised with `parse_special` and without `add_special`.
+        """Return the prompt, to be tokenised with `parse_special` and without `add_special`.
 
         `variables` are further names for the template, such as `enable_thinking`. Raises RequestError when messages are
-        no JSON objects with a role, when the template refuses them or fails, or when the prompt grows too long.
+        not JSON objects with a role, when the template refuses them or fails, or when the prompt grows too long.
         """
         values = {
             **_json_values(dict(variables or {}), "variables"),
@@ -123,7 +123,7 @@ class ChatTemplate:
 
     def _strftime_now(self, date_format: str) -> str:
         if not _DATE_FORMAT.fullmatch(date_format):
-            raise SecurityError(f"strftime_now was given {date_format[:40]!r}, which is no plain date format")
+            raise SecurityError(f"strftime_now was given {date_format[:40]!r}, which is not a plain date format")
         return self._clock().strftime(date_format)
 
 
@@ -136,7 +136,7 @@ def _describe(error: BaseException) -> str:
 
 
 def _json_values(values: dict[str, object], what: str) -> dict[str, object]:
-    """A deep copy of JSON values and nothing else, so that no other object is in the template's reach."""
+    """Return a deep copy of JSON values, so that the template reaches no other object."""
     try:
         copied: dict[str, object] = json.loads(json.dumps(values, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:

@@ -1,6 +1,6 @@
-"""Token ids to text as they come, and the watch for stop strings; one of each for a running sequence.
+"""Incremental decoding of a running sequence's token ids to text, and matching of its stop strings.
 
-Called by the engine after each step. It never splits a character: bytes of an unfinished one wait for the next token.
+The engine calls both after each step. Characters are never split: bytes of an unfinished one wait for the next token.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kvasir.errors import RequestError
 
 
 class IncrementalDetokenizer:
-    """Decodes a sequence token by token; the pieces joined are the text of all bytes joined."""
+    """A decoder of one sequence, token by token. The pieces joined are the text of all bytes joined."""
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True) -> None:
         self._tokenizer = tokenizer
@@ -22,11 +22,11 @@ class IncrementalDetokenizer:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token: int) -> str:
-        """The text that this token completes; possibly empty. Bytes that cannot be UTF-8 become U+FFFD."""
+        """Return the text that this token completes, perhaps none. Bytes that are not UTF-8 become U+FFFD."""
         return self._decoder.decode(self._tokenizer.shown_bytes(token, skip_special=self._skip_special))
 
     def finish(self) -> str:
-        """What is left at the end: U+FFFD for an unfinished character, else nothing."""
+        """Return the rest at the end: U+FFFD for an unfinished character, else nothing."""
         return self._decoder.decode(b"", final=True)
 
 
@@ -38,14 +38,14 @@ class StopUpdate(NamedTuple):
 
 
 class StopMatcher:
-    """Watches a text for stop strings and holds back what may yet become one.
+    """A matcher of stop strings in a text, which holds back text that may become one.
 
-    The stop string that is complete first wins, of those complete at once the one that began first; so the outcome
-    does not depend on how the text was cut into pieces. Neither the stop string nor what follows it is ever shown.
+    The stop string that is complete first wins; of those complete at once, the one that began first. So the outcome
+    does not depend on how the text is cut into pieces. The stop string and all text after it are never shown.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
-        """Raises RequestError for an empty stop string, which would stop everything."""
+        """Raise RequestError for an empty stop string, which would match at once."""
         if "" in stops:
             raise RequestError("a stop string is empty; it must have at least one character")
         self._stops = tuple(dict.fromkeys(stops))
@@ -54,7 +54,7 @@ class StopMatcher:
         self.stop: str | None = None
 
     def push(self, text: str) -> StopUpdate:
-        """Add text. After a stop string was found, everything further is dropped."""
+        """Add text and return what may be shown. After a stop string all further text is dropped."""
         if self.stop is not None:
             return StopUpdate("", self.stop)
         text = self._held + text
@@ -68,12 +68,12 @@ class StopMatcher:
         return StopUpdate(text[:shown], None)
 
     def finish(self) -> str:
-        """The text still held back when the sequence ends without a stop string."""
+        """Return the text still held back when the sequence ends without a stop string."""
         held, self._held = self._held, ""
         return held
 
     def _possible_prefix(self, text: str) -> int:
-        """Length of the longest end of text that a stop string begins with."""
+        """Return the length of the longest end of the text that begins a stop string."""
         for length in range(min(self._longest - 1, len(text)), 0, -1):
             end = text[-length:]
             if any(stop.startswith(end) for stop in self._stops):

@@ -1,7 +1,7 @@
-"""How each `tokenizer.ggml.pre` kind cuts text into words before byte-pair merging; data, and one lookup.
+"""The patterns by which each `tokenizer.ggml.pre` kind cuts text into words before byte-pair merging.
 
-Called by `tokenizer_bpe`. The patterns are facts of the models' own tokenizers. A kind that is not listed is
-refused by name: a wrong split gives plausible, wrong token ids.
+`tokenizer_bpe` looks them up. The patterns are facts of the models' own tokenizers. An unknown kind is refused, as a
+wrong split gives plausible but wrong token ids.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _SIGNS_WITHOUT_MARKS = r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """Patterns applied one after the other to the pieces that the former left; matches and gaps both become pieces.
+    """Patterns that are applied in turn, each to the pieces of the former; matches and gaps both become pieces.
 
-    `ignore_merges`: a piece that is a token as a whole is taken without merging. `add_bos`: what holds where the
-    file does not say. `has_bos`: False where the kind's `bos_token_id` is to be disregarded.
+    `ignore_merges`: a piece that is a whole token is not merged. `add_bos`: the default where the file has no value.
+    `has_bos`: False where the file's `bos_token_id` is ignored.
     """
 
     patterns: tuple[str, ...]

@@ -1,7 +1,7 @@
-"""What a chat template may cost, and the text operations that keep to it.
+"""The budget of a chat template's work, and the text operations that count against it.
 
-Called by `template_sandbox` alone. Loop rounds, calls and handled characters count against one budget a rendering, and
-no text, list or number may grow beyond a bound; whoever breaks one gets a SecurityError.
+`template_sandbox` calls them. Loop rounds, calls and handled characters count against one budget a rendering, and
+texts, lists and numbers have a largest size; a template that exceeds a limit gets a SecurityError.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _steps_left: ContextVar[int] = ContextVar("steps_left", default=MAX_STEPS)
 
 @contextmanager
 def template_budget(n_steps: int = MAX_STEPS) -> Iterator[None]:
-    """Everything that a template does inside counts against a fresh budget."""
+    """Count everything that a template does inside against a new budget."""
     token = _steps_left.set(n_steps)
     try:
         yield
@@ -44,19 +44,19 @@ def charge(n_characters: int = 0) -> None:
 
 
 def length_of(value: object) -> int:
-    """Length of a text or container, 0 of anything else."""
+    """Return the length of a text or container, and 0 for anything else."""
     return len(value) if isinstance(value, str | bytes | list | tuple | dict) else 0
 
 
 def check_length(length: int) -> None:
-    """Count and bound something that is about to be built."""
+    """Count and bound a text or list before it is built."""
     if length > MAX_LENGTH:
         raise SecurityError(f"it builds a text or list of {length} elements; at most {MAX_LENGTH} are allowed")
     charge(length)
 
 
 def check_bits(n_bits: int) -> None:
-    """Bound an integer that is about to be computed."""
+    """Bound an integer before it is computed."""
     if n_bits > MAX_INTEGER_BITS:
         raise SecurityError(f"it computes a number of about {n_bits} bits; at most {MAX_INTEGER_BITS} are allowed")
 
@@ -86,7 +86,7 @@ def check_brace_format(template: str, values: object) -> None:
 
 
 def bounded_text(value: object) -> str:
-    """str(value), unless it would be too long: a list may hold one long text many times."""
+    """Return str(value), unless it would be too long: a list may hold one long text many times."""
     if isinstance(value, str):
         return value
     _text_length(value)
@@ -94,19 +94,19 @@ def bounded_text(value: object) -> str:
 
 
 def checked_output(value: object) -> object:
-    """The value of an expression that is about to be written."""
+    """Return the value of an expression before it is written."""
     return value if isinstance(value, str) else bounded_text(value)
 
 
 def bounded_join(parts: Iterable[str]) -> str:
-    """Put texts together, unless the result would be too long."""
+    """Join texts, unless the result would be too long."""
     texts = list(parts)
     check_length(sum(map(len, texts)))
     return "".join(texts)
 
 
 def count_rounds(items: Iterable[object]) -> list[object]:
-    """The items of a loop, each counted."""
+    """Return the items of a loop, each counted."""
     rounds = []
     for item in items:
         charge()
@@ -115,12 +115,12 @@ def count_rounds(items: Iterable[object]) -> list[object]:
 
 
 def concat(parts: list[object]) -> str:
-    """The operator `~`."""
+    """Compute the operator `~`."""
     return bounded_join(map(bounded_text, parts))
 
 
 def join(value: Iterable[object], d: str = "", attribute: str | None = None) -> str:
-    """The filter and the method `join`."""
+    """Compute the filter and the method `join`."""
     if attribute is not None:
         value = [item.get(attribute, "") if isinstance(item, Mapping) else "" for item in value]
     texts = [bounded_text(item) for item in value]
@@ -129,7 +129,7 @@ def join(value: Iterable[object], d: str = "", attribute: str | None = None) -> 
 
 
 def replace(value: object, old: object, new: object, count: int | None = None) -> str:
-    """The filter and the method `replace`."""
+    """Compute the filter and the method `replace`."""
     text, before, after = bounded_text(value), bounded_text(old), bounded_text(new)
     n_found = text.count(before) if count is None or count < 0 else min(count, text.count(before))
     check_length(len(text) + n_found * max(0, len(after) - len(before)))
@@ -137,7 +137,7 @@ def replace(value: object, old: object, new: object, count: int | None = None) -
 
 
 def indent(value: object, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
-    """The filter `indent`; the first line stays as it is unless `first`, blank ones unless `blank`."""
+    """Compute the filter `indent`; the first line stays as it is unless `first`, blank ones unless `blank`."""
     margin = width if isinstance(width, str) else " " * min(max(width, 0), MAX_INDENT)
     lines = bounded_text(value).splitlines(keepends=True)
     check_length(sum(map(len, lines)) + len(margin) * len(lines))
@@ -154,7 +154,7 @@ def to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """The filter `tojson` as chat templates expect it: not escaped for HTML, other scripts as they are."""
+    """Compute the filter `tojson` as chat templates expect it: without escapes for HTML or other scripts."""
     if indent is not None and not 0 <= indent <= MAX_INDENT:
         raise SecurityError(f"tojson indents by {indent}; 0 to {MAX_INDENT} are allowed")
     _text_length(value)
@@ -164,7 +164,7 @@ def to_json(
 
 
 def _text_length(value: object) -> int:
-    """About the length of str(value); every element counts."""
+    """Return about the length of str(value); every element counts."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, Mapping):

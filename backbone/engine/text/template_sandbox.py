@@ -1,8 +1,8 @@
-"""A Jinja environment for templates that come out of a model file, hence from a stranger.
+"""A Jinja environment for templates of model files, which are not trusted.
 
-Called by `chat_template` alone. On top of Jinja's immutable sandbox it counts what a template does against a budget
-(`template_budget`), and keeps only the filters, globals and string methods that chat templates use. It reaches no
-files, no network and no Python objects but JSON values. Comparing lists nested for that purpose is not counted.
+`chat_template` uses it. On top of Jinja's immutable sandbox it counts a template's work against a budget
+(`template_budget`), and keeps only the filters, globals and string methods that chat templates use. A template reaches
+no files, no network and no Python objects but JSON values. Comparisons of deeply nested lists are not counted.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
-            optimized=False,  # nothing is computed where the budget does not count
+            optimized=False,  # no computation at compile time, where the budget does not count
             finalize=budget.checked_output,
             cache_size=0,
             extensions=["jinja2.ext.loopcontrols", _GenerationTag],
@@ -64,11 +64,11 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     @staticmethod
     def concat(parts: Iterable[str]) -> str:
-        """Put together what a macro or a block wrote."""
+        """Join the output of a macro or a block."""
         return budget.bounded_join(parts)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Of a string's methods only those that cannot blow it up."""
+        """Allow only those methods of a string whose results are bounded."""
         if isinstance(obj, str) and attr not in _STRING_METHODS:
             return False
         return super().is_safe_attribute(obj, attr, value)
@@ -121,7 +121,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
 
 class _BoundNodes(NodeTransformer):
-    """Leads each loop's items and each `~` through a filter that counts."""
+    """Pass each loop's items and each `~` through a filter that counts."""
 
     def __init__(self, environment: BoundedEnvironment) -> None:
         self._environment = environment
@@ -140,7 +140,7 @@ class _BoundNodes(NodeTransformer):
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}` marks the assistant's text for training; for rendering it is transparent."""
+    """`{% generation %}` marks the assistant's text for training; rendering ignores it."""
 
     tags = {"generation"}  # noqa: RUF012 - as the base class declares it
 
@@ -150,7 +150,7 @@ class _GenerationTag(Extension):
 
 
 def _counted(function: Callable[..., Any], *, is_text: bool) -> Callable[..., Any]:
-    """A filter that counts by the length of what it is given; a text filter gets text of bounded length."""
+    """Wrap a filter so that it counts by the length of its value; a text filter gets text of bounded length."""
     at = 1 if hasattr(function, "jinja_pass_arg") else 0
 
     @functools.wraps(function)

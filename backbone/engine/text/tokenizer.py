@@ -1,8 +1,8 @@
 """Text to token ids and back, from the `tokenizer.ggml.*` metadata of a GGUF file.
 
-Called by the engine and the generate command. It finds special tokens in the text, leaves what lies between them to
-the BPE or SPM encoder, and adds the tokens that begin and end a text. Ids are those of llama.cpp on the same file, but
-that plain text never becomes a control token here unless the caller asks for it with `parse_special`.
+It finds special tokens in the text, passes the text between them to the BPE or SPM encoder, and adds the tokens that
+begin and end a text. Ids equal llama.cpp's for the same file, except that plain text never becomes a control token here
+unless the caller asks for it with `parse_special`.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ _SPECIAL_KINDS = (TokenKind.CONTROL, TokenKind.USER_DEFINED, TokenKind.UNKNOWN)
 
 
 class TextEncoder(Protocol):
-    """What differs between the kinds of vocabulary."""
+    """The part of a tokenizer that differs between the kinds of vocabulary."""
 
     def encode_text(self, text: str, *, after_special: bool) -> list[int]:
-        """Token ids of text that holds no special token."""
+        """Encode text that holds no special token."""
         ...
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes that a token stands for."""
+        """Return the bytes of a token."""
         ...
 
 
 class Tokenizer:
-    """One model's tokenizer. Immutable after construction; may be used from several threads."""
+    """One model's tokenizer. Immutable and thread-safe."""
 
     def __init__(
         self, vocabulary: Vocabulary, encoder: TextEncoder, *, add_bos: bool, add_eos: bool, strip: bool
     ) -> None:
-        """`strip`: encoding puts a blank before text, so decoding takes it away. Use `from_metadata`."""
+        """Use `from_metadata`. `strip`: encoding puts a space before text, which decoding removes."""
         if add_bos and vocabulary.bos_id is None:
             raise GGUFError("tokenizer.ggml.add_bos_token is true, but there is no tokenizer.ggml.bos_token_id")
         if add_eos and vocabulary.eos_id is None:
@@ -50,7 +50,7 @@ class Tokenizer:
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, object]) -> Tokenizer:
-        """Build from GGUF metadata. Raises UnsupportedModelError for an unknown kind, GGUFError for a broken one."""
+        """Build from GGUF metadata. Raises UnsupportedModelError for an unknown kind, GGUFError for an invalid one."""
         kind = metadata.get("tokenizer.ggml.model")
         if kind == "gpt2":
             return cls._bpe(metadata)
@@ -89,30 +89,30 @@ class Tokenizer:
 
     @property
     def n_vocab(self) -> int:
-        """Number of tokens."""
+        """Return the number of tokens."""
         return len(self.vocabulary.texts)
 
     @property
     def bos_id(self) -> int | None:
-        """The token that begins a text, or None."""
+        """Return the token that begins a text, or None."""
         return self.vocabulary.bos_id
 
     @property
     def eos_id(self) -> int | None:
-        """The token that ends a text, or None."""
+        """Return the token that ends a text, or None."""
         return self.vocabulary.eos_id
 
     @property
     def eog_ids(self) -> frozenset[int]:
-        """All tokens that end a generation: end of text, of turn, of message."""
+        """Return all tokens that end a generation: end of text, of turn, of message."""
         return self.vocabulary.eog_ids
 
     def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        """Token ids of a text.
+        """Return the token ids of a text.
 
-        `add_special` adds the tokens that the model wants at the beginning and the end. `parse_special` lets control
-        tokens that are spelt out in the text (as in a rendered chat template) become those tokens; user-defined tokens
-        always do. Raises RequestError when the text holds a lone surrogate, which no encoding can represent.
+        `add_special` adds the model's tokens at the beginning and the end. With `parse_special` control tokens that are
+        spelt out in the text (as in a rendered chat template) become those tokens; user-defined tokens always do.
+        Raises RequestError when the text holds a lone surrogate, which no encoding can represent.
         """
         _check_encodable(text)
         ids: list[int] = []
@@ -131,9 +131,9 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
-        """The text of a whole encoded text; bytes that are not UTF-8 become U+FFFD.
+        """Return the text of a whole encoded text; bytes that are not UTF-8 become U+FFFD.
 
-        The inverse of `encode`, so the blanks that an SPM encoder puts before text are taken away again. For text that
+        This is the inverse of `encode`, so it removes the spaces that an SPM encoder puts before text. For text that
         continues another, use `detokenizer.IncrementalDetokenizer`.
         """
         parts: list[bytes] = []
@@ -148,27 +148,27 @@ class Tokenizer:
         return b"".join(parts).decode("utf-8", "replace")
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes that a token stands for, special tokens by their text. Raises RequestError for an unknown id."""
+        """Return the bytes of a token; of a special one, its text. Raises RequestError for an unknown id."""
         if not 0 <= token < self.n_vocab:
             raise RequestError(f"token id {token} is not in the vocabulary; ids go from 0 to {self.n_vocab - 1}")
         return self._encoder.token_bytes(token)
 
     def shown_bytes(self, token: int, *, skip_special: bool) -> bytes:
-        """As `token_bytes`; with `skip_special` nothing for a control or unknown token."""
+        """Return `token_bytes`, but nothing for a control or unknown token with `skip_special`."""
         shown = self.token_bytes(token)
         hidden = skip_special and self.vocabulary.kinds[token] in {TokenKind.CONTROL, TokenKind.UNKNOWN}
         return b"" if hidden else shown
 
     @cached_property
     def _specials(self) -> list[tuple[str, int, bool]]:
-        """(text, id, is user-defined) of every special token, longest first, equals by id."""
+        """Return (text, id, is user-defined) of every special token, longest first, ties by id."""
         kinds = self.vocabulary.kinds
         ids = self.vocabulary.ids_of_kind(*_SPECIAL_KINDS)
         found = [(self.vocabulary.texts[token], token, bool(kinds[token] == TokenKind.USER_DEFINED)) for token in ids]
         return sorted((entry for entry in found if entry[0]), key=lambda entry: (-len(entry[0].encode()), entry[1]))
 
     def _split_specials(self, text: str, *, parse_special: bool) -> list[str | int]:
-        """Cut text at special tokens: the longest token claims its places first, then the next in what is left."""
+        """Cut text at special tokens: first at the longest, then at the next longest in the rest, and so on."""
         pieces: list[str | int] = [text] if text else []
         for special, token, user_defined in self._specials:
             if special in text and (parse_special or user_defined):

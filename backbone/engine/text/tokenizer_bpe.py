@@ -1,7 +1,7 @@
 """Byte-level BPE, the `gpt2` kind of GGUF vocabularies, on the `tokenizers` library.
 
-Built by `tokenizer.Tokenizer`; it encodes plain text between special tokens and never looks for special tokens itself.
-The library's model is built on the first encoding: decoding and counting do not need it.
+`tokenizer.Tokenizer` builds it. It encodes the plain text between special tokens and never looks for special tokens.
+The library's model is built on the first encoding, as decoding and counting do not need it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kvasir.errors import GGUFError
 
 
 def _byte_by_character() -> dict[str, int]:
-    """The alphabet of byte-level BPE: printable Latin-1 bytes stand for themselves, the others from U+0100 on."""
+    """Return the alphabet of byte-level BPE: printable Latin-1 bytes as themselves, the others from U+0100 on."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = (byte for byte in range(256) if byte not in printable)
     return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(others)}
@@ -28,20 +28,20 @@ BYTE_BY_CHARACTER = _byte_by_character()
 
 
 class BpeEncoder:
-    """Encodes text by the merges of `tokenizer.ggml.merges`, after the cuts of `tokenizer.ggml.pre`."""
+    """An encoder by the merges of `tokenizer.ggml.merges`, after the cuts of `tokenizer.ggml.pre`."""
 
     def __init__(self, vocabulary: Vocabulary, metadata: Mapping[str, object]) -> None:
-        """Raises UnsupportedModelError for an unknown pre-tokenizer; GGUFError for merges that do not fit."""
+        """Raise UnsupportedModelError for an unknown pre-tokenizer, GGUFError if the file names none."""
         self._vocabulary = vocabulary
         self._metadata = metadata
         self.pre_tokenizer = bpe_pre_tokenizer(metadata)
 
     def encode_text(self, text: str, *, after_special: bool) -> list[int]:
-        """Token ids of text that holds no special token."""
+        """Encode text that holds no special token. Raises GGUFError for invalid merges."""
         return list(self._model.encode(text, add_special_tokens=False).ids)
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes that a token stands for; a special token's own text."""
+        """Return the bytes of a token; of a special one, its text."""
         text = self._vocabulary.texts[token]
         if self._vocabulary.kinds[token] in {TokenKind.CONTROL, TokenKind.USER_DEFINED, TokenKind.UNKNOWN}:
             return text.encode("utf-8", "surrogateescape")
@@ -62,7 +62,7 @@ class BpeEncoder:
 
 
 def bpe_pre_tokenizer(metadata: Mapping[str, object]) -> PreTokenizer:
-    """The pre-tokenizer that the file names. Raises UnsupportedModelError when it is unknown, GGUFError when absent."""
+    """Return the file's pre-tokenizer. Raises UnsupportedModelError when it is unknown, GGUFError when missing."""
     name = metadata.get("tokenizer.ggml.pre")
     if not isinstance(name, str):
         raise GGUFError(f"tokenizer.ggml.pre is {name!r}; a gpt2 vocabulary must name its pre-tokenizer")
@@ -74,7 +74,7 @@ def _library_tokenizer(
 ) -> tokenizers.Tokenizer:
     try:
         model = models.BPE(vocab=id_by_text, merges=merges, ignore_merges=kind.ignore_merges)
-    except Exception as error:  # the library knows no narrower class
+    except Exception as error:  # the library raises no narrower class
         raise GGUFError(f"tokenizer.ggml.merges do not fit tokenizer.ggml.tokens: {error}") from error
     tokenizer = tokenizers.Tokenizer(model)
     cuts = [pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated") for pattern in kind.patterns]

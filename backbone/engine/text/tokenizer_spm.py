@@ -1,8 +1,8 @@
-"""SentencePiece-style BPE, the `llama` kind of GGUF vocabularies: merging by score, with bytes as the last resort.
+"""SentencePiece-style BPE, the `llama` kind of GGUF vocabularies: merging by score, with bytes as a fallback.
 
-Built by `tokenizer.Tokenizer`. The best-scored pair of neighbours is merged first, the leftmost of equals; this is
-done here because the `tokenizers` library orders equal scores otherwise and would need a merge list to be invented.
-It never looks for special tokens itself.
+`tokenizer.Tokenizer` builds it. The best-scored pair of neighbours is merged first, the leftmost of equals. The
+`tokenizers` library cannot do this: it orders equal scores otherwise and needs a merge list, which the file lacks.
+It never looks for special tokens.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _BYTE_TEXT = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class SpmEncoder:
-    """Encodes text by the scores of `tokenizer.ggml.scores`."""
+    """An encoder by the scores of `tokenizer.ggml.scores`."""
 
     def __init__(self, vocabulary: Vocabulary, metadata: Mapping[str, object]) -> None:
-        """Raises GGUFError when the scores are missing or do not fit the tokens."""
+        """Raise GGUFError when the scores are missing or do not match the tokens."""
         self._vocabulary = vocabulary
         self.add_space_prefix = flag(metadata, "add_space_prefix", default=True)
         scores = number_array(metadata, "scores", len(vocabulary.texts))
@@ -32,7 +32,7 @@ class SpmEncoder:
         self._scores = scores
 
     def encode_text(self, text: str, *, after_special: bool) -> list[int]:
-        """Token ids of text that holds no special token; a blank goes before it where the rules say so."""
+        """Encode text that holds no special token; after a special one a space goes before it, if the file asks so."""
         if self.add_space_prefix and after_special:
             text = " " + text
         ids: list[int] = []
@@ -45,7 +45,7 @@ class SpmEncoder:
         return ids
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes that a token stands for; a special token's own text."""
+        """Return the bytes of a token; of a special one, its text."""
         text = self._vocabulary.texts[token]
         kind = self._vocabulary.kinds[token]
         if kind == TokenKind.BYTE and (match := _BYTE_TEXT.fullmatch(text)):
@@ -55,11 +55,11 @@ class SpmEncoder:
         return text.encode("utf-8", "surrogateescape")
 
     def _merge(self, text: str) -> list[str]:
-        """Cut text into pieces: from single characters on, the best-scored neighbours merge while they make a token."""
+        """Cut text into characters, then merge the best-scored neighbours as long as two make a token."""
         pieces = list(text)
         previous = list(range(-1, len(pieces) - 1))
         following = list(range(1, len(pieces) + 1))
-        candidates: list[tuple[float, int, int, str]] = []  # (-score, left, right, union); a stale one no longer fits
+        candidates: list[tuple[float, int, int, str]] = []  # (-score, left, right, union); stale ones are skipped
 
         def offer(left: int, right: int) -> None:
             if left >= 0 and right < len(pieces):

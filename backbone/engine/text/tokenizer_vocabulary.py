@@ -1,6 +1,6 @@
-"""The vocabulary of a GGUF file: token texts, kinds, scores, the special ids and the rules that go with them.
+"""The vocabulary of a GGUF file: token texts, kinds, scores and special ids.
 
-Read once from `tokenizer.ggml.*` metadata by `tokenizer.Tokenizer`; checked here, so that the encoders need not.
+`tokenizer.Tokenizer` reads it once from the `tokenizer.ggml.*` metadata. The checks are here, so encoders need none.
 It never encodes anything.
 """
 
@@ -19,7 +19,7 @@ from kvasir.errors import GGUFError
 _PREFIX = "tokenizer.ggml."
 _NO_TOKEN = 0xFFFFFFFF
 
-# Texts that end a generation wherever they are in a vocabulary. Few files list all their ids in the metadata.
+# Texts that end a generation in any vocabulary that has them. Few files list all their ids in the metadata.
 _END_TEXTS = (
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|eom_id|>", "<|endoftext|>", "<|end_of_text|>",
     "<end_of_turn>", "<end_of_utterance>", "</s>", "<eos>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]",
@@ -41,7 +41,7 @@ class TokenKind(IntEnum):
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Tokens by id, and the special ids; None where the file has none."""
+    """The tokens by id, and the special ids; None where the file has none."""
 
     texts: Sequence[str]
     kinds: NDArray[np.uint8]  # [n_vocab] of TokenKind
@@ -52,19 +52,19 @@ class Vocabulary:
 
     @cached_property
     def id_by_text(self) -> dict[str, int]:
-        """Every token that text can become by itself: all but control, unknown and byte tokens."""
+        """Return the ids of the tokens that plain text can become: all but control, unknown and byte tokens."""
         reachable = ~np.isin(self.kinds, (TokenKind.CONTROL, TokenKind.UNKNOWN, TokenKind.BYTE))
         return {text: token for token, text in enumerate(self.texts) if reachable[token]}
 
     def ids_of_kind(self, *kinds: TokenKind) -> list[int]:
-        """All token ids of these kinds, ascending."""
+        """Return all token ids of these kinds, ascending."""
         return [int(token) for token in np.flatnonzero(np.isin(self.kinds, kinds))]
 
 
 def read_vocabulary(metadata: Mapping[str, object], *, default_ids: Mapping[str, int]) -> Vocabulary:
-    """Check and gather `tokenizer.ggml.*`; `default_ids` holds the kind's ids for what the file leaves unsaid.
+    """Read and check `tokenizer.ggml.*`; `default_ids` holds the kind's special ids where the file has none.
 
-    Raises GGUFError when a list is missing, has another length or other types, or an id is out of range.
+    Raises GGUFError when a list is missing or has a wrong length or type, or an id is out of range.
     """
     texts = string_list(metadata, "tokens")
     if not texts:
@@ -76,14 +76,14 @@ def read_vocabulary(metadata: Mapping[str, object], *, default_ids: Mapping[str,
 
     eos_id = special_id("eos")
     end_ids = _ids_of_end_texts(texts)
-    # A token that ends a turn must never be written by plain text or shown, whatever the converter called it.
+    # Plain text must never become a token that ends a turn, nor may it be shown, whatever kind the file gives it.
     kinds[list(end_ids)] = TokenKind.CONTROL
     declared = {token for token in (eos_id, special_id("eot"), special_id("eom")) if token is not None}
     return Vocabulary(texts, kinds, special_id("bos"), eos_id, special_id("unknown"), end_ids | declared)
 
 
 def string_list(metadata: Mapping[str, object], name: str) -> list[str]:
-    """The list of strings at `tokenizer.ggml.{name}`. Raises GGUFError when it is missing or something else."""
+    """Return the list of strings at `tokenizer.ggml.{name}`. Raises GGUFError when it is missing or of another type."""
     value = metadata.get(_PREFIX + name)
     if not isinstance(value, list):
         raise GGUFError(f"{_PREFIX}{name} is {type(value).__name__}; it must be a list of strings")
@@ -94,7 +94,7 @@ def string_list(metadata: Mapping[str, object], name: str) -> list[str]:
 
 
 def flag(metadata: Mapping[str, object], name: str, default: bool) -> bool:
-    """The boolean at `tokenizer.ggml.{name}`, or the default. Raises GGUFError when it is something else."""
+    """Return the boolean at `tokenizer.ggml.{name}`, or the default. Raises GGUFError when it is of another type."""
     value = metadata.get(_PREFIX + name, default)
     if not isinstance(value, bool):
         raise GGUFError(f"{_PREFIX}{name} is {value!r}; it must be true or false")
@@ -102,7 +102,7 @@ def flag(metadata: Mapping[str, object], name: str, default: bool) -> bool:
 
 
 def number_array(metadata: Mapping[str, object], name: str, length: int) -> NDArray[np.float64] | None:
-    """The numbers at `tokenizer.ggml.{name}`, one a token, or None. Raises GGUFError when they do not fit."""
+    """Return the numbers at `tokenizer.ggml.{name}`, one a token, or None. Raises GGUFError when they do not match."""
     value = metadata.get(_PREFIX + name)
     if value is None:
         return None
@@ -145,5 +145,5 @@ def _ids_of_end_texts(texts: Sequence[str]) -> frozenset[int]:
     known = set(_END_TEXTS)
     by_text = {text: token for token, text in enumerate(texts) if text in known}
     if by_text.keys() >= {"<|return|>", "<|call|>", "<|end|>"}:
-        del by_text["<|end|>"]  # there it ends a message of a turn that goes on
+        del by_text["<|end|>"]  # in such a vocabulary it ends a message, not the turn
     return frozenset(by_text.values())

@@ -1,12 +1,14 @@
-"""What a worker answered, and whether it is right: samples, comparison and evidence. Pure but for the computing.
+"""Checks of a worker's answers: samples, random draws, replays, comparison with right answers, and evidence.
 
-`guard` decides what is checked and what follows; here is what a check looks at. The backbone's own replica is the
-judge: with KX1 any two devices agree to the bit, so one different bit is a proof.
+`guard` decides which answers are checked and what follows. The backbone's own replica is the judge: with KX1 any two
+devices agree to the bit, so one different bit proves a wrong answer.
 """
 
 from __future__ import annotations
 
 import hashlib
+import threading
+from collections import OrderedDict
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -20,6 +22,9 @@ from kvasir.kernels.api import EncodedRows, RowFormat
 from kvasir.kernels.sums import RowSums, sum_outputs
 from kvasir.wire.frames import SumOrder
 
+KEY_BYTES = 32
+MAX_ANSWERS = 4096  # of each node
+MAX_NODES = 1024
 MAX_EVIDENCE_EXPERTS = 64
 FLOAT_TOLERANCE = 1e-3  # of the largest value of a row
 FLOAT_MIN_COSINE = 0.9999
@@ -30,9 +35,9 @@ Answer = FloatRows | RowSums  # one output a pair [n_pairs, d_model], or one row
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reply:
-    """Some pairs of a layer and what a worker answered for them, rounded as the wire rounds.
+    """Some pairs of a layer and a worker's answer for them, rounded as on the wire.
 
-    With an `order` the answer is sums: then each row is there with all of its pairs that the worker was given.
+    With an `order` the answer is sums: then each row comes with all of its pairs that were sent to the worker.
     """
 
     worker_id: str
@@ -45,15 +50,15 @@ class Reply:
 
     @property
     def n_pairs(self) -> int:
-        """Row-experts."""
+        """Return the number of row-experts."""
         return len(self.expert_ids)
 
     def places(self, pairs: IntArray) -> IntArray:
-        """Which rows of `outputs` hold the answers to some pairs."""
+        """Return the rows of `outputs` that hold the answers for some pairs."""
         return pairs if self.order is None else np.unique(self.pair_rows[pairs]).astype(np.int32)
 
     def part(self, pairs: IntArray) -> Reply:
-        """A copy of some of the pairs, with no rows but theirs. Of sums it holds all pairs of those rows."""
+        """Copy some of the pairs with only their rows; of sums, all pairs of those rows."""
         if self.order is not None:
             pairs = np.flatnonzero(np.isin(self.pair_rows, self.pair_rows[pairs])).astype(np.int32)
         rows, pair_rows = np.unique(self.pair_rows[pairs], return_inverse=True)
@@ -71,7 +76,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """A proven wrong answer, small enough to be stored and shown to the worker's owner."""
+    """Proof of a wrong answer, small enough to be stored and shown to the worker's owner."""
 
     evidence_id: str
     worker_id: str  # the node's id
@@ -88,12 +93,12 @@ class Evidence:
     at: float  # unix seconds
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values for JSON."""
         return asdict(self)
 
 
 class Judge:
-    """Recomputes answers on the backbone's own replica."""
+    """Recompute answers on the backbone's own replica."""
 
     def __init__(self, store: ExpertStore, reply_format: ReplyFormat = ReplyFormat.F32) -> None:
         self._store = store
@@ -101,14 +106,14 @@ class Judge:
         self._is_exact = store.kernel.row_format is RowFormat.KX1
 
     def right_outputs(self, reply: Reply) -> Answer:
-        """What an honest worker answers, in the reply's form. Raises KernelError when our own side cannot compute."""
+        """Compute the right answer in the reply's form. Raises KernelError when our own side cannot compute it."""
         computed = self._store.layer(reply.layer).compute(reply.rows, reply.pair_rows, reply.expert_ids)
         if reply.order is not None:
             return sum_outputs(computed, reply.order.weights, reply.pair_rows, reply.order.exponents)
         return round_replies(computed, self._reply_format)
 
     def wrong_pairs(self, reply: Reply, right: Answer) -> IntArray:
-        """Indices of the pairs whose outputs are not right; of a row whose sums are wrong, all of its pairs."""
+        """Return the indices of the pairs whose outputs are wrong; for a row whose sums are wrong, all its pairs."""
         if reply.outputs.shape != right.shape:
             return np.arange(reply.n_pairs, dtype=np.int32)
         if reply.order is not None:
@@ -117,9 +122,9 @@ class Judge:
         return np.flatnonzero(~agrees).astype(np.int32)
 
     def evidence(self, reply: Reply, right: Answer, found_by: str, at: float) -> Evidence | None:
-        """Proof that the reply is wrong, or None when it is right.
+        """Return proof that the reply is wrong, or None if there is none.
 
-        What is wrong is computed a second time: if our own side does not agree with itself, nobody is blamed.
+        A wrong reply is recomputed once more: if our own side does not agree with itself, there is no proof.
         """
         wrong = self.wrong_pairs(reply, right)
         if not len(wrong) or not equal_rows(self.right_outputs(reply), right).all():
@@ -145,14 +150,72 @@ class Judge:
         )
 
 
+class ReplayMemory:
+    """Hashes of each node's last answers with those of their questions, to detect an old answer to another question.
+
+    An old answer is no proof: two questions may have the same right answer. The oldest are dropped first.
+    """
+
+    def __init__(self, max_answers: int = MAX_ANSWERS, max_nodes: int = MAX_NODES) -> None:
+        self._max_answers = max_answers
+        self._max_nodes = max_nodes
+        self._lock = threading.Lock()
+        self._nodes: OrderedDict[str, OrderedDict[int, int]] = OrderedDict()
+
+    def is_old(self, node_id: str, reply: Reply) -> bool:
+        """Return whether the node gave the same outputs before, for another question; remember them if it did not."""
+        answered = hash(reply.outputs.tobytes())
+        order = None if reply.order is None else (reply.order.weights.tobytes(), reply.order.exponents.tobytes())
+        asked = hash((reply.layer, reply.expert_ids.tobytes(), reply.rows[reply.pair_rows].tobytes(), order))
+        with self._lock:
+            known = self._nodes.setdefault(node_id, OrderedDict())
+            self._nodes.move_to_end(node_id)
+            before = known.setdefault(answered, asked)
+            known.move_to_end(answered)
+            if len(known) > self._max_answers:
+                known.popitem(last=False)
+            if len(self._nodes) > self._max_nodes:
+                self._nodes.popitem(last=False)
+        return before != asked
+
+
+class SecretDraws:
+    """Draws that nobody outside this process can predict: a keyed hash over a counter. Thread-safe.
+
+    The same key always gives the same sequence. It is secret in service and fixed in tests.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        """`key` has KEY_BYTES random bytes, as from `secrets.token_bytes`."""
+        if len(key) != KEY_BYTES:
+            raise ValueError(f"the key has {len(key)} bytes, {KEY_BYTES} are needed")
+        self._key = key
+        self._lock = threading.Lock()
+        self._n_drawn = 0
+
+    def unit(self) -> float:
+        """Draw a float in [0, 1)."""
+        return (int.from_bytes(self._next()[:8]) >> 11) / 2.0**53
+
+    def generator(self) -> np.random.Generator:
+        """Draw a new generator with a seed of 256 bits."""
+        return np.random.default_rng(int.from_bytes(self._next()))
+
+    def _next(self) -> bytes:
+        with self._lock:
+            self._n_drawn += 1
+            number = self._n_drawn
+        return hashlib.blake2b(number.to_bytes(8), key=self._key, digest_size=32).digest()
+
+
 def equal_rows(one: Answer, other: Answer) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Which rows are equal to the bit: bool [n]."""
+    """Return which rows are equal to the bit: bool [n]."""
     bits = (np.ascontiguousarray(a).view(np.uint32) for a in (one, other))
     return np.asarray(np.equal(*bits).all(axis=1))
 
 
 def close_rows(one: Answer, right: Answer) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Which rows are right within the float kernel's tolerance: bool [n]. Rows equal to the bit always are."""
+    """Return which rows are right within the float kernel's tolerance, or equal to the bit: bool [n]."""
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         a, b = one.astype(np.float64), right.astype(np.float64)
         is_near = np.abs(a - b).max(axis=1) <= FLOAT_TOLERANCE * np.abs(b).max(axis=1)
@@ -162,6 +225,6 @@ def close_rows(one: Answer, right: Answer) -> np.ndarray[Any, np.dtype[np.bool_]
 
 
 def digest(array: EncodedRows | Answer) -> str:
-    """SHA-256 of an array's bytes, little-endian."""
+    """Return the SHA-256 of an array's bytes, little-endian."""
     plain = array.astype(array.dtype.newbyteorder("<"))
     return hashlib.sha256(np.ascontiguousarray(plain).tobytes()).hexdigest()

@@ -1,6 +1,6 @@
-"""A thread for work that may wait: checks of answers, entry tests of workers. Its queue is bounded.
+"""A background thread with a bounded queue, for checks of answers, entry tests of workers and the like.
 
-Tasks run in the order of their arrival. One that raises is logged and forgotten; the thread goes on.
+Tasks run in the order of their arrival. If one raises, the error is logged and the thread goes on.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Task = Callable[[], None]
 
 
 class Background:
-    """Start it by making it; `close` it in the end. All methods may be called from any thread."""
+    """A thread that runs from construction until `close`. All methods may be called from any thread."""
 
     def __init__(self, name: str, max_waiting: int) -> None:
         self._tasks: queue.Queue[Task | None] = queue.Queue(max_waiting)
@@ -24,7 +24,7 @@ class Background:
         self._thread.start()
 
     def offer(self, task: Task) -> bool:
-        """Take a task unless too many wait; says whether it was taken."""
+        """Queue a task unless the queue is full; return whether it was queued."""
         try:
             self._tasks.put_nowait(task)
         except queue.Full:
@@ -32,11 +32,11 @@ class Background:
         return True
 
     def join(self) -> None:
-        """Wait until all that was taken is done."""
+        """Wait until all queued tasks are done."""
         self._tasks.join()
 
     def close(self, deadline_s: float = 10.0) -> None:
-        """Do what waits, then end the thread; after the deadline it is left behind."""
+        """Finish the queued tasks, then end the thread; abandon it after the deadline."""
         if self._thread.is_alive():
             try:
                 self._tasks.put(None, timeout=deadline_s)

@@ -1,7 +1,7 @@
-"""The trust states of this process's workers, and the way to what keeps them between restarts.
+"""The trust states of this process's workers, with a keeper that saves them across restarts.
 
-`guard` owns one. States are loaded when a worker is first seen and saved when they changed; both may be slow, so
-neither is ever called by the engine's thread. The rules are in `trust.standing`.
+`guard` owns a book. States are loaded when a worker is first seen and saved after changes; both may be slow, so the
+engine's thread calls neither. The rules are in `trust.standing`.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from backbone.engine.trust.standing import TrustPolicy, TrustState, is_proven
 
 
 class TrustKeeper(Protocol):
-    """Keeps trust states and evidence, for example in SQL. Called from background threads, one call at a time."""
+    """Storage of trust states and evidence, for example in SQL. Called from background threads, one call at a time."""
 
     def load(self, worker_id: str) -> TrustState | None:
-        """What was saved last, or None for a new worker."""
+        """Return the state that was saved last, or None for a new worker."""
         ...
 
     def save(self, worker_id: str, state: TrustState, evidence: Evidence | None) -> None:
-        """Keep a state, and the evidence that changed it if it was a lie."""
+        """Save a state, with the evidence if a lie changed it."""
         ...
 
 
 class Forgetful:
-    """Implements TrustKeeper for one run: nothing is kept."""
+    """A TrustKeeper that saves nothing."""
 
     def load(self, worker_id: str) -> TrustState | None:
-        """Nobody is known."""
+        """Return None."""
         return None
 
     def save(self, worker_id: str, state: TrustState, evidence: Evidence | None) -> None:
-        """Nothing is kept."""
+        """Do nothing."""
 
 
 class TrustBook:
-    """States by worker. Safe to use from several threads."""
+    """Trust states by worker. Thread-safe."""
 
     def __init__(self, policy: TrustPolicy, keeper: TrustKeeper) -> None:
         self.policy = policy
@@ -49,28 +49,28 @@ class TrustBook:
         self._unsaved: dict[str, Evidence | None] = {}
 
     def load(self, worker_id: str) -> TrustState:
-        """The kept state of a worker that was just seen, unless it is known already. May be slow."""
+        """Load the saved state of a new worker, unless it is loaded already, and return the state. May be slow."""
         with self._saving:
             kept = None if worker_id in self._states else self._keeper.load(worker_id)
         with self._lock:
             return self._states.setdefault(worker_id, kept or TrustState())
 
     def state(self, worker_id: str) -> TrustState:
-        """The state now; a worker that was never loaded is new."""
+        """Return the current state; that of a new worker if none was loaded."""
         return self._states.get(worker_id, TrustState())
 
     def is_proven(self, worker_id: str) -> bool:
-        """Whether the worker's answers may be used before they are checked."""
+        """Return whether the worker's answers may be used before they are checked."""
         return is_proven(self.state(worker_id), self.policy)
 
     def states(self) -> dict[str, TrustState]:
-        """All states, for status pages."""
+        """Return all states, for status pages."""
         return dict(self._states)
 
     def change(
         self, worker_id: str, rule: Callable[[TrustState], TrustState], evidence: Evidence | None = None
     ) -> tuple[TrustState, TrustState]:
-        """Apply a rule; returns the states before and after."""
+        """Apply a rule and return the states before and after."""
         with self._lock:
             before = self._states.get(worker_id, TrustState())
             after = rule(before)
@@ -79,7 +79,7 @@ class TrustBook:
             return before, after
 
     def save(self) -> None:
-        """Hand all that changed to the keeper; what it does not take is tried again the next time. May be slow."""
+        """Save all changed states. Those that the keeper fails to save are tried again next time. May be slow."""
         with self._saving:
             with self._lock:
                 unsaved, self._unsaved = self._unsaved, {}

@@ -1,7 +1,7 @@
-"""Which requests used answers that nobody had confirmed, by worker: so that a later proof of a lie finds them all.
+"""The requests that used unconfirmed answers, by worker, so that a later proof of a lie finds them all.
 
-`guard` notes each use and flags after a lie; whoever records a request asks whether it is flagged. Bounded: the
-oldest requests are forgotten first, and that something was forgotten is said.
+`guard` notes each use and flags requests after a lie; a request's record shows whether it is flagged. Memory is
+bounded: the oldest requests are dropped first, and `Flagged.is_complete` tells whether any were.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MAX_REQUESTS = 16_384
 
 @dataclass(frozen=True, slots=True)
 class Flagged:
-    """What a proven lie touches. Unless `is_complete`, requests older than those remembered may be touched too."""
+    """The requests that a proven lie affects. Unless `is_complete`, older requests may be affected too."""
 
     worker_id: str
     evidence_id: str
@@ -25,21 +25,23 @@ class Flagged:
 
 
 class ExposureBook:
-    """The last requests, each with the workers whose unconfirmed answers it used. Safe to use from several threads.
+    """The last requests, each with the workers whose unconfirmed answers it used. Thread-safe.
 
-    One right sample says nothing about the answers before it, so it forgives none of them: a request stays exposed to
-    a worker for as long as it is remembered.
+    A right sample proves nothing about the answers before it, so a request stays exposed to a worker for as long as it
+    is remembered.
     """
 
     def __init__(self, max_requests: int = MAX_REQUESTS) -> None:
         self._max_requests = max_requests
         self._lock = threading.Lock()
         self._workers: OrderedDict[str, set[str]] = OrderedDict()
-        self._evidence: OrderedDict[str, dict[str, str]] = OrderedDict()  # of flagged requests: id, and whose lie
+        self._evidence: OrderedDict[str, dict[str, str]] = (
+            OrderedDict()
+        )  # of flagged requests: the worker that lied, by evidence id
         self._n_forgotten = 0
 
     def note(self, worker_id: str, request_ids: Iterable[str]) -> None:
-        """Some requests used an unconfirmed answer of a worker."""
+        """Note that some requests used an unconfirmed answer of a worker."""
         with self._lock:
             for request_id in request_ids:
                 self._workers.setdefault(request_id, set()).add(worker_id)
@@ -58,15 +60,15 @@ class ExposureBook:
             return Flagged(worker_id, evidence_id, found, self._n_forgotten == 0)
 
     def evidence_of(self, request_id: str) -> tuple[str, ...]:
-        """Why a request is flagged: ids of evidence; empty when it is not."""
+        """Return the ids of the evidence for which a request is flagged."""
         return tuple(sorted(self.flags_of(request_id)))
 
     def flags_of(self, request_id: str) -> dict[str, str]:
-        """Why a request is flagged: the worker that lied, by the id of the evidence; empty when it is not."""
+        """Return the workers whose lies a request is flagged for, by the id of the evidence."""
         with self._lock:
             return dict(self._evidence.get(request_id, {}))
 
     def unconfirmed_workers(self, request_id: str) -> tuple[str, ...]:
-        """Whose unconfirmed answers a request used: to be kept in its record."""
+        """Return the workers whose unconfirmed answers a request used, for its record."""
         with self._lock:
             return tuple(sorted(self._workers.get(request_id, ())))

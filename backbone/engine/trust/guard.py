@@ -1,8 +1,8 @@
-"""Stands between workers' answers and the combine: who may serve, what is confirmed, what is sampled, what follows.
+"""Checks workers' answers: which workers may serve, which answers are confirmed or sampled, and what follows.
 
-The dispatcher asks it about every answer. Right outputs come back whatever the worker said; what is not confirmed at
-once may be checked later, in a thread of its own. Blame rests on recomputed answers alone: silence, closed edges and
-failures of our own side never touch trust.
+The dispatcher passes every answer through it before the combine. A confirmed answer is recomputed
+before use and replaced if it is wrong; others are sampled and checked later, in a thread of their own. Only recomputed
+answers change trust: silence, closed edges and failures of our own side never do.
 """
 
 from __future__ import annotations
@@ -20,16 +20,12 @@ import numpy.typing as npt
 
 from backbone.engine.swarm.expert_store import ExpertStore
 from backbone.engine.swarm.placement import IntArray
-from backbone.engine.swarm.reply_format import ReplyFormat
-from backbone.engine.swarm.transport import Transport
-from backbone.engine.trust.audit import Answer, Evidence, Judge, Reply
+from backbone.engine.trust.audit import Answer, Evidence, Judge, ReplayMemory, Reply, SecretDraws
 from backbone.engine.trust.background import Background
 from backbone.engine.trust.book import Forgetful, TrustBook, TrustKeeper
-from backbone.engine.trust.draws import SecretDraws
-from backbone.engine.trust.entry_tests import EntryDesk
+from backbone.engine.trust.entry_tests import EntryTests, WorkerAccess
 from backbone.engine.trust.exposure import ExposureBook, Flagged
 from backbone.engine.trust.receipts import ReceiptBook, work_by_range
-from backbone.engine.trust.replays import ReplayMemory
 from backbone.engine.trust.standing import (
     TrustPolicy,
     TrustState,
@@ -51,7 +47,7 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Lie:
-    """A proven lie and what it touches."""
+    """A proven lie and its consequences."""
 
     evidence: Evidence
     flagged: Flagged
@@ -60,7 +56,7 @@ class Lie:
 
 @dataclass(slots=True)
 class GuardCounters:
-    """What the guard has done. Written under its lock, read from anywhere."""
+    """Counts of the guard's work. Written under its lock, read from any thread."""
 
     n_replies: int = 0
     n_confirmed_pairs: int = 0  # before use
@@ -71,68 +67,66 @@ class GuardCounters:
 
 
 class WorkGuard:
-    """One for a backbone process; shared by all its dispatchers. `close` it when they are gone."""
+    """Shared by all dispatchers of a backbone process. `close` it when they are gone."""
 
     def __init__(
         self,
         store: ExpertStore,
-        transport: Transport,
+        workers: WorkerAccess,
         *,
         key: bytes,
         policy: TrustPolicy | None = None,
         is_strict: bool = False,
         keeper: TrustKeeper | None = None,
         on_lie: Callable[[Lie], None] = lambda lie: None,
-        reply_format: ReplyFormat = ReplyFormat.F32,
-        node_of: Callable[[str], str] = lambda worker_id: worker_id,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """`key` are 32 secret bytes; `is_strict` confirms every answer before use, whoever gave it.
+        """`key` has 32 secret bytes; `is_strict` confirms every worker's answers before use; `now` gives unix seconds.
 
-        `on_lie` is called by the thread that found the lie; it must not block. `node_of` says which node a transport's
-        worker is: trust, receipts and evidence are the node's. `now` gives unix seconds.
+        `on_lie` is called by the thread that found the lie, and must not block. Trust, receipts and evidence belong to
+        the node of a worker (`workers.node_of`).
         """
         self.book = TrustBook(policy or TrustPolicy(), keeper or Forgetful())
         self.receipts = ReceiptBook(store.card.fingerprint)
         self.exposures = ExposureBook()
         self.counters = GuardCounters()
-        self.reply_format = reply_format
-        self._transport = transport
-        self._judge = Judge(store, reply_format)
+        self.reply_format = workers.reply_format
+        self._transport = workers.transport
+        self._judge = Judge(store, workers.reply_format)
         self._draws = SecretDraws(key)
         self._replays = ReplayMemory()
         self._is_strict = is_strict
         self._on_lie = on_lie
-        self._node_of = node_of
+        self._node_of = workers.node_of
         self._now = now
         self._lock = threading.Lock()
         self._audits = Background("kvasir-audit", MAX_SAMPLES_WAITING)
-        self._desk = EntryDesk(store, transport, self.book, self._draws, reply_format, self._judge_entry, node_of)
+        self._entry = EntryTests(store, workers, self.book, self._draws, self._judge_entry)
 
     def close(self) -> None:
-        """Finish what waits, settle all receipts and save what is known; the receipts can still be drained after.
+        """Finish waiting checks, settle all receipts and save the trust states; receipts can still be drained after.
 
-        A keeper that fails is logged, no more: `book.save` before this tells who wants to know.
+        A keeper that fails is only logged; call `book.save` before to have its error raised.
         """
         self._audits.close()
         self.receipts.give_up(self._now())
-        self._desk.save_soon()
-        self._desk.close()
+        self._entry.save_soon()
+        self._entry.close()
 
     def settle(self) -> None:
-        """Wait until all samples taken so far are checked and all entry tests under way are over."""
-        self._desk.join()
+        """Wait until all samples taken so far are checked and all entry tests under way have ended."""
+        self._entry.join()
         self._audits.join()
 
     def usable(self, live: frozenset[str]) -> frozenset[str]:
-        """The live workers that may serve: tested, and not in quarantine. New ones are tested meanwhile."""
-        return self._desk.admitted(live)
+        """Return the live workers that may serve: tested, and not in quarantine. Tests of new ones start here."""
+        return self._entry.passed(live)
 
     def receive(self, reply: Reply, request_ids: Iterable[str], must_confirm: Mask | None) -> tuple[Answer, bool]:
-        """The outputs to use in place of a reply's, and whether the worker keeps its credit.
+        """Return the outputs to use for a reply, and whether the worker answered right as far as it was checked.
 
-        `request_ids` are those that may use it unconfirmed, `must_confirm` bool [n_pairs] the pairs of strict ones.
-        Values that are not finite, and what the node answered before to another question, are confirmed always. Raises
+        `request_ids` are the requests that use the reply, `must_confirm` bool [n_pairs] marks the pairs of strict ones.
+        Outputs that are not finite, or that the node gave before for another question, are always confirmed. Raises
         KernelError when our own side cannot compute.
         """
         self.counters.n_replies += 1
@@ -143,13 +137,13 @@ class WorkGuard:
         if must_confirm is not None and must_confirm.any():
             return self._receive_mixed(reply, request_ids, must_confirm)
         self.exposures.note(node_id, request_ids)
-        if self.book.state(node_id).quarantined:  # by an audit, a moment ago: too late for that audit to flag this
+        if self.book.state(node_id).quarantined:  # by an audit a moment ago, which could not flag this use any more
             return self._confirm(reply)
         self._use_unconfirmed(reply)
         return reply.outputs, True
 
     def _receive_mixed(self, reply: Reply, request_ids: Iterable[str], must_confirm: Mask) -> tuple[Answer, bool]:
-        """Rows of strict requests beside others: first theirs, then, unless that proved a lie, the rest."""
+        """Confirm the pairs of strict requests, then receive the others with the trust that is left."""
         strict, other = (np.flatnonzero(mask).astype(np.int32) for mask in (must_confirm, ~must_confirm))
         outputs = reply.outputs.copy()
         outputs[reply.places(strict)], is_right = self._confirm(reply.part(strict))
@@ -159,7 +153,7 @@ class WorkGuard:
         return outputs, is_right
 
     def note_oddity(self, worker_id: str, what: str) -> None:
-        """An answer came that cannot be an honest worker's but proves nothing: it is watched more closely."""
+        """Check more of a worker's answers after one that no honest worker gives but that proves nothing."""
         logger.warning("worker %s is in doubt: %s", worker_id, what)
         self.book.change(self._node_of(worker_id), partial(after_oddity, policy=self.book.policy))
 
@@ -169,7 +163,7 @@ class WorkGuard:
             self.counters.n_confirmed_pairs += reply.n_pairs
         node_id = self._node_of(reply.worker_id)
         state = self.book.state(node_id)
-        if is_right and state.quarantined:  # it was under way when the lie was found
+        if is_right and state.quarantined:  # the answer was under way when the lie was found
             self.receipts.add_unpaid(node_id, self._work(reply), self._now(), _proven(state.evidence_id))
         elif is_right:
             self.receipts.add_verified(node_id, self._work(reply), self._now())
@@ -207,11 +201,11 @@ class WorkGuard:
             self.receipts.vouch(self._node_of(sample.worker_id), number, self._now())
 
     def _judge_entry(self, reply: Reply) -> bool:
-        self._replays.is_old(self._node_of(reply.worker_id), reply)  # so that it cannot serve as an answer later
+        self._replays.is_old(self._node_of(reply.worker_id), reply)  # remember it: it must not be given again later
         return self._check(reply, "entry test")[1]
 
     def _check(self, reply: Reply, found_by: str) -> tuple[Answer, bool]:
-        """Recompute a reply; trust follows. Returns the right outputs, and whether the reply equals them."""
+        """Recompute a reply and change trust by it; return the right outputs and whether the reply equals them."""
         started = time.thread_time()
         right = self._judge.right_outputs(reply)
         is_right = not len(self._judge.wrong_pairs(reply, right))
@@ -222,7 +216,7 @@ class WorkGuard:
         if is_right:
             self.book.change(of_node.worker_id, partial(after_good_check, n_pairs=reply.n_pairs))
         elif evidence is None:
-            logger.error("our own replica gave two answers for layer %d: nobody is blamed", reply.layer)
+            logger.error("our own replica gave two answers for layer %d; no worker is blamed", reply.layer)
         else:
             self._convict(evidence, reply.worker_id)
         return right, is_right
@@ -236,7 +230,7 @@ class WorkGuard:
         before, _ = self.book.change(node_id, rule, evidence)
         if before.quarantined:
             return
-        self._desk.expel(node_id)
+        self._entry.expel(node_id)
         reason = _proven(evidence.evidence_id)
         n_withheld = self.receipts.withhold(node_id, evidence.at, reason)
         flagged = self.exposures.flag(node_id, evidence.evidence_id)
@@ -245,7 +239,7 @@ class WorkGuard:
         logger.warning("worker %s is in quarantine: %s, found by %s", node_id, reason, evidence.found_by)
         self._transport.report(worker_id, reason)
         self._on_lie(Lie(evidence, flagged, n_withheld))
-        self._desk.save_soon()
+        self._entry.save_soon()
 
     def _work(self, reply: Reply) -> Counter[ExpertRange]:
         held = self._transport.coverage().held.get(reply.worker_id, ())
@@ -253,5 +247,5 @@ class WorkGuard:
 
 
 def _proven(evidence_id: str) -> str:
-    """Why a node is not paid."""
+    """Return the reason for which a node is not paid."""
     return f"a wrong answer was proven (evidence {evidence_id})"

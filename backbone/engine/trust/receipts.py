@@ -1,7 +1,7 @@
-"""What workers did that is to be paid: receipts of verified row-experts, and of those withheld after a lie.
+"""Receipts of workers' row-experts: verified ones, which are paid, and unpaid ones with the reason.
 
-`guard` tells the book what was confirmed, what was used unconfirmed, and how checks ended; whoever pays takes the sums
-with `drain`. Also here: how often the router calls each expert. Nothing here knows money, SQL or Redis.
+`guard` adds confirmed and unconfirmed work and the outcome of checks; the backbone process takes receipts with `drain`.
+TrafficCounter counts how often the router calls each expert. Nothing here knows money, SQL or Redis.
 """
 
 from __future__ import annotations
@@ -30,24 +30,28 @@ class Receipt:
     start: int
     stop: int
     row_experts: int
-    verified: bool  # False: not to be paid, for `reason`
     at: float  # unix seconds of the last of them
-    reason: str = ""
+    reason: str = ""  # why it is not paid
+
+    @property
+    def verified(self) -> bool:
+        """Return whether it is paid."""
+        return not self.reason
 
 
 @dataclass(slots=True)
 class _Pending:
-    """A node's work that no check has vouched for yet, in pieces that end where a sample was taken."""
+    """A node's work that waits for a check, in pieces that end where a sample was taken."""
 
     pieces: list[tuple[int, Counter[ExpertRange]]] = field(default_factory=list)  # with the sample's number
     open: Counter[ExpertRange] = field(default_factory=Counter)
 
 
 class ReceiptBook:
-    """Row-experts by node, range, day and outcome. Safe to use from several threads.
+    """Row-experts by node, range, day and outcome. Thread-safe.
 
-    Work is verified when it was confirmed itself, or when a later check of the same node came out right. What is
-    pending when the process is killed is lost to its workers: at most what they did since their last good check.
+    Work is verified when it was confirmed itself, or when a later check of the same node came out right. If the process
+    is killed, workers lose the pay for pending work: at most what they did since their last good check.
     """
 
     def __init__(self, fingerprint: str) -> None:
@@ -58,36 +62,36 @@ class ReceiptBook:
         self._pending: dict[str, _Pending] = {}
 
     def add_verified(self, node_id: str, work: Counter[ExpertRange], at: float) -> None:
-        """Work that was confirmed."""
+        """Add confirmed work."""
         with self._lock:
             self._settle(node_id, work, at, "")
 
     def add_unpaid(self, node_id: str, work: Counter[ExpertRange], at: float, reason: str) -> None:
-        """Work that was confirmed, of a node that is not paid, and why."""
+        """Add confirmed work of a node that is not paid, with the reason."""
         with self._lock:
             self._settle(node_id, work, at, reason)
 
     def add_pending(self, node_id: str, work: Counter[ExpertRange]) -> None:
-        """Work that was used unconfirmed."""
+        """Add work that was used unconfirmed."""
         with self._lock:
             self._pending.setdefault(node_id, _Pending()).open.update(work)
 
     def cut(self, node_id: str, number: int) -> None:
-        """A sample with this number was taken of the node's last answer; numbers grow."""
+        """Note that the sample with this number was taken of the node's last answer; numbers grow."""
         with self._lock:
             pending = self._pending.setdefault(node_id, _Pending())
             pending.pieces.append((number, pending.open))
             pending.open = Counter()
 
     def vouch(self, node_id: str, number: int, at: float) -> None:
-        """The sample with this number was right: all up to it is verified."""
+        """Verify all work up to the sample with this number, which was right."""
         with self._lock:
             pending = self._pending.get(node_id)
             while pending is not None and pending.pieces and pending.pieces[0][0] <= number:
                 self._settle(node_id, pending.pieces.pop(0)[1], at, "")
 
     def withhold(self, node_id: str, at: float, reason: str) -> int:
-        """The node lied: nothing since its last good check is paid. Returns how many row-experts that is."""
+        """Leave all work of a node since its last good check unpaid, after a lie; return its row-experts."""
         with self._lock:
             pending = self._pending.pop(node_id, _Pending())
             work = sum((piece for _, piece in pending.pieces), pending.open)
@@ -95,22 +99,22 @@ class ReceiptBook:
             return work.total()
 
     def give_up(self, at: float) -> None:
-        """The process stops: what still waits for a check stays unpaid, and is said to be."""
+        """Leave all pending work unpaid, as the process stops."""
         for node_id in list(self._pending):
             self.withhold(node_id, at, UNCHECKED)
 
     def n_pending(self, node_id: str) -> int:
-        """Row-experts that wait for a check."""
+        """Return the row-experts that wait for a check."""
         with self._lock:
             pending = self._pending.get(node_id, _Pending())
             return pending.open.total() + sum(piece.total() for _, piece in pending.pieces)
 
     def drain(self) -> tuple[Receipt, ...]:
-        """All that was settled since the last call."""
+        """Return the receipts of all work that was settled since the last call."""
         with self._lock:
             settled, self._settled = self._settled, {}
         return tuple(
-            Receipt(node_id, self._fingerprint, held.layer, held.start, held.stop, count, not reason, at, reason)
+            Receipt(node_id, self._fingerprint, held.layer, held.start, held.stop, count, at, reason)
             for (node_id, held, _, reason), (count, at) in settled.items()
         )
 
@@ -122,7 +126,7 @@ class ReceiptBook:
 
 
 def work_by_range(held: Iterable[ExpertRange], layer: int, expert_ids: npt.NDArray[np.int32]) -> Counter[ExpertRange]:
-    """Count pairs by the held range that has their expert; one that is in none counts for a range of its own."""
+    """Count pairs by the held range of their expert; an expert in no range counts as a range of its own."""
     ranges = [part for part in held if part.layer == layer]
     if len(ranges) == 1:
         return Counter({ranges[0]: len(expert_ids)})
@@ -134,7 +138,7 @@ def work_by_range(held: Iterable[ExpertRange], layer: int, expert_ids: npt.NDArr
 
 
 class TrafficCounter:
-    """How often the router called each expert. Safe to use from several threads."""
+    """Counts of the router's calls of each expert. Thread-safe."""
 
     def __init__(self, n_layer: int, n_expert: int) -> None:
         self._lock = threading.Lock()
@@ -147,7 +151,7 @@ class TrafficCounter:
             self._counts[layer] += counts
 
     def take(self) -> npt.NDArray[np.int64]:
-        """Calls by layer and expert since the last time: int64 [n_layer, n_expert]."""
+        """Return the calls by layer and expert since the last time: int64 [n_layer, n_expert]."""
         with self._lock:
             taken, self._counts = self._counts, np.zeros_like(self._counts)
         return taken

@@ -1,7 +1,7 @@
-"""How much a worker is trusted: its state, and pure rules for how evidence changes it.
+"""The standing of a worker: its trust state, and the pure rules by which recomputed answers change it.
 
-`guard` applies them, the market keeps the states between restarts. Only evidence moves trust: an answer that was
-recomputed. A timeout, a closed edge or a failure of our own says nothing about honesty and has no rule here.
+`guard` applies them, and the market keeps the states between restarts. A timeout, a closed edge or a failure of our own
+side is no sign of dishonesty, so none has a rule here.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class TrustPolicy:
-    """When a worker is proven, and how much of its work is checked then.
+    """The number of verified row-experts that makes a worker proven, and the share of its work that is checked then.
 
     An unproven worker's answers are all confirmed. A proven one's are sampled: `first_share` of them at first, less as
     more is verified, never less than `least_share`; `doubt_share` for the next `doubt_pairs` verified after an oddity.
@@ -26,7 +26,7 @@ class TrustPolicy:
 
 @dataclass(frozen=True, slots=True)
 class TrustState:
-    """What is known of one worker. `verified` counts row-experts found right since the last proven lie."""
+    """The trust in one worker. `verified` counts row-experts found right since the last proven lie."""
 
     verified: int = 0
     failures: int = 0  # proven lies, ever
@@ -36,17 +36,17 @@ class TrustState:
 
 
 def needed(state: TrustState, policy: TrustPolicy) -> int:
-    """Verified row-experts that make this worker proven."""
+    """Return the verified row-experts that make this worker proven."""
     return int(policy.proven_after * 2 ** min(state.failures, 16))
 
 
 def is_proven(state: TrustState, policy: TrustPolicy) -> bool:
-    """Whether answers may be used before they are checked."""
+    """Return whether answers may be used before they are checked."""
     return not state.quarantined and state.verified >= needed(state, policy)
 
 
 def audit_share(state: TrustState, policy: TrustPolicy) -> float:
-    """The part of a worker's answers that is checked: 1 while it is unproven."""
+    """Return the share of a worker's answers that is checked: 1 while it is unproven."""
     if not is_proven(state, policy):
         return 1.0
     falling = policy.first_share * needed(state, policy) / max(state.verified, 1)
@@ -55,30 +55,30 @@ def audit_share(state: TrustState, policy: TrustPolicy) -> float:
 
 
 def after_good_check(state: TrustState, n_pairs: int) -> TrustState:
-    """`n_pairs` row-experts were recomputed and were right. Does not end a quarantine."""
+    """Return the state after `n_pairs` row-experts were found right. This does not end a quarantine."""
     return replace(state, verified=state.verified + n_pairs, doubt=max(state.doubt - n_pairs, 0))
 
 
 def after_oddity(state: TrustState, policy: TrustPolicy) -> TrustState:
-    """Something came back that proves nothing but is not right either: an answer of the wrong shape."""
+    """Return the state after an answer that is wrong but proves nothing, such as one of the wrong shape."""
     return replace(state, doubt=policy.doubt_pairs)
 
 
 def after_lie(state: TrustState, evidence_id: str) -> TrustState:
-    """A wrong answer was proven: quarantine, and all trust is gone."""
+    """Return the state after a proven wrong answer: quarantine, with no trust left."""
     return TrustState(verified=0, failures=state.failures + 1, quarantined=True, evidence_id=evidence_id)
 
 
 def after_release(state: TrustState) -> TrustState:
-    """An operator lets the worker start again, unproven."""
+    """Return the state after an operator ends a quarantine: the worker starts again, unproven."""
     return replace(state, verified=0, doubt=0, quarantined=False)
 
 
 def expected_replies_until_caught(lie_share: float, sample_share: float) -> float:
-    """Replies of a proven worker until the first sampled lie, on average; both shares in (0, 1]."""
+    """Return the mean number of a proven worker's replies until the first sampled lie; shares are in (0, 1]."""
     return 1.0 / (lie_share * sample_share)
 
 
 def chance_of_detection(n_replies: int, lie_share: float, sample_share: float) -> float:
-    """The probability that `n_replies` of a proven worker contain a lie that is sampled."""
+    """Return the probability that `n_replies` of a proven worker contain a sampled lie."""
     return float(1.0 - (1.0 - lie_share * sample_share) ** n_replies)

@@ -1,4 +1,4 @@
-"""`manage.py generate`: write text with a model whose experts may be computed by workers."""
+"""`manage.py generate`: generate text with a model, with or without workers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
-from backbone.engine.sampling.params import SamplingParams
 from backbone.engine.serving.loaded_model import Dense, KernelChoice, LoadedModel
 from backbone.engine.serving.sum_calibration import calibrate
 from backbone.engine.swarm.edge_pool import EdgePool
@@ -18,12 +17,13 @@ from backbone.engine.swarm.reply_format import ReplyFormat
 from backbone.engine.swarm.transport import NoWorkers
 from backbone.engine.swarm.worker_address import WorkerAddress
 from backbone.management.generation import DispatchSettings, first_difference, generate, summary_lines
+from backbone.sampling_params import SamplingParams
 from kvasir.errors import KvasirError
 from kvasir.wire.frames import ReplyType
 
 _HELP = """
-Write text, token by token as it is made. Experts held by a --worker are computed there; all others, and those
-that come back late or wrong, by this process's own replica: the text is the same in every case.
+Print generated text token by token. Experts held by a --worker are computed there; all others, and those whose
+answer is late or wrong, by this process's own replica. The text is the same in every case.
 
   manage.py generate "Once upon a time"
   manage.py generate "Once upon a time" --worker 127.0.0.1:7401 --worker 127.0.0.1:7402 --compare
@@ -41,40 +41,42 @@ class Command(BaseCommand):
         return super().create_parser(prog_name, subcommand, **kwargs)
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("prompt", help="the text to go on from")
+        parser.add_argument("prompt", help="the text to continue")
         parser.add_argument(
             "--model", type=Path, default=settings.DEMO_MODEL, help="a GGUF file (default: the demo model)"
         )
         parser.add_argument(
             "--worker", action="append", default=[], metavar="HOST:PORT", help="a listening worker; may be repeated"
         )
-        parser.add_argument("--max-tokens", type=int, default=120, help="tokens to write at most (default 120)")
-        parser.add_argument("--seed", type=int, help="the same seed gives the same text (default: a new one, printed)")
+        parser.add_argument("--max-tokens", type=int, default=120, help="the most tokens to generate (default 120)")
+        parser.add_argument(
+            "--seed", type=int, help="the same seed gives the same text (default: a random one, printed)"
+        )
         parser.add_argument(
             "--temperature", type=float, default=0.7, help="0 always takes the likeliest token (default 0.7)"
         )
         parser.add_argument(
-            "--top-p", type=float, default=0.95, help="keep the likeliest tokens up to this share (default 0.95)"
+            "--top-p", type=float, default=0.95, help="keep the likeliest tokens up to this probability (default 0.95)"
         )
         parser.add_argument(
-            "--deadline", type=float, default=10.0, metavar="S", help="seconds a worker may take (default 10)"
+            "--deadline", type=float, default=10.0, metavar="S", help="seconds to wait for a worker (default 10)"
         )
         parser.add_argument(
             "--reply",
             choices=list(ReplyFormat),
             default=ReplyFormat.F32,
-            help="workers' replies: exact, in half precision, or summed to one row of integers",
+            help="format of workers' replies: exact, half precision, or sums in integers",
         )
         parser.add_argument(
             "--dense",
-            choices=list(Dense),
+            choices=(Dense.KX1, Dense.FLOAT),
             default=Dense.KX1,
-            help="arithmetic of the dense path: exact, faster for many rows, or the torch oracle",
+            help="arithmetic of the dense path: exact, or the torch oracle",
         )
         parser.add_argument("--kernel", choices=list(KernelChoice), default=KernelChoice.AUTO, help="expert kernel")
         parser.add_argument("--threads", type=int, help="threads to compute with (default: all cores)")
         parser.add_argument(
-            "--compare", action="store_true", help="run once more in this process alone and compare every logit"
+            "--compare", action="store_true", help="run again in this process alone and compare every logit"
         )
         parser.add_argument(
             "--require-workers", action="store_true", help="fail unless workers computed every routed expert"

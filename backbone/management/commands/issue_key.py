@@ -1,4 +1,4 @@
-"""`manage.py issue_key`: make an API key and print it once, or take one back."""
+"""`manage.py issue_key`: issue an API key and print it once, or revoke one."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from kvasir.errors import ConfigError
 
 
 class Command(BaseCommand):
-    help = "Make a key for the REST API and print it once; --revoke ID takes one back."
+    help = "Issue a key for the REST API and print it once; --revoke ID revokes one."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--name", help="whose it is, for the list of keys and the log")
+        parser.add_argument("--name", help="the owner's name, for the list of keys and the log")
         parser.add_argument(
             "--scope", action="append", choices=[KeyScope.GENERATE.value, KeyScope.METRICS.value],
-            help="what the key allows; may be repeated (default: generate)",
+            help="a permission; may be repeated (default: generate)",
         )  # fmt: skip
-        parser.add_argument("--days", type=int, metavar="N", help="how long it counts (default: until revoked)")
+        parser.add_argument("--days", type=int, metavar="N", help="expires after N days (default: never)")
         parser.add_argument("--per-minute", type=int, metavar="N", help="requests a minute (default: KVASIR_KEY_RATE)")
-        parser.add_argument("--revoke", metavar="ID", help="take back the key with this id (its 16 hex digits)")
+        parser.add_argument("--revoke", metavar="ID", help="revoke the key with this id (16 hex digits)")
 
     def handle(self, *_args: Any, **options: Any) -> None:
         try:

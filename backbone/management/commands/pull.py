@@ -1,4 +1,4 @@
-"""`manage.py pull OWNER/REPO[:QUANT]`: fetch a GGUF model from a hub. Thin: `backbone.model_hub` does the work."""
+"""`manage.py pull OWNER/REPO[:QUANT]`: fetch a GGUF model from a hub by `backbone.model_hub`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from backbone.model_hub import DEFAULT_QUANT, Hub, HubReference, pull
 from kvasir.errors import KvasirError
 
 _HELP = """
-Fetch a GGUF model from a Hugging Face hub and print the paths of its files. A pull that was cut off goes on where it
-ended when the same command is given again. For private or gated models set HF_TOKEN in the environment.
+Fetch a GGUF model from a Hugging Face hub and print the paths of its files. To resume an interrupted pull, run the
+same command again. For private or gated models set HF_TOKEN in the environment.
 
   manage.py pull OWNER/REPO:Q4_K_M
   manage.py generate "Once upon a time" --model models/THE-PRINTED-NAME.gguf
@@ -30,7 +30,7 @@ class Command(BaseCommand):
         return super().create_parser(prog_name, subcommand, **kwargs)
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("reference", metavar="OWNER/REPO[:QUANT]", help=f"without QUANT it is {DEFAULT_QUANT}")
+        parser.add_argument("reference", metavar="OWNER/REPO[:QUANT]", help=f"QUANT defaults to {DEFAULT_QUANT}")
         parser.add_argument("--into", type=Path, default=Path("models"), help="folder for the files (default: models)")
         parser.add_argument("--endpoint", help="another hub's address (default: HF_ENDPOINT, else the public hub)")
         parser.add_argument("--revision", default="main", help="branch, tag or commit (default: main)")
@@ -50,7 +50,7 @@ class Command(BaseCommand):
         except KvasirError as error:
             raise CommandError(str(error)) from error
         except KeyboardInterrupt as error:
-            raise CommandError("stopped; give the same command again to go on from here") from error
+            raise CommandError("stopped; run the same command again to resume") from error
         finally:
             for bar in bars.values():
                 bar.close()

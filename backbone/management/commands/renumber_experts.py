@@ -1,8 +1,7 @@
-"""`manage.py renumber_experts MODEL OUTPUT --text FILE`: experts that rows call together become neighbours.
+"""`manage.py renumber_experts MODEL OUTPUT --text FILE`: renumber experts so that those used together are neighbours.
 
-Reads the text with the model, counts which experts each row calls, orders every layer
-(`backbone.engine.dispatch.co_activation`) and writes the model anew. Offline; give workers and backbones the new file
-instead of the old one.
+Runs the model over the text, counts the experts that each row uses together, orders every layer
+(`backbone.engine.dispatch.co_activation`) and writes a new model file, for workers and backbones to use instead.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ WINDOW = 256
 
 
 class Sampling:
-    """Computes everything here, and samples what was called."""
+    """An ExpertCaller without workers that counts the experts of each row."""
 
     def __init__(self, loaded: LoadedModel) -> None:
         card = loaded.card
@@ -44,19 +43,19 @@ class Sampling:
 
 
 class Command(BaseCommand):
-    """See the module."""
+    """The command."""
 
-    help = "Write a model with experts that rows call together as neighbours."
+    help = "Write a model file in which experts that rows use together are neighbours."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """The files, and how much of the text is read."""
+        """Add the files, and the number of tokens to read."""
         parser.add_argument("model", type=Path)
         parser.add_argument("output", type=Path)
-        parser.add_argument("--text", type=Path, required=True, help="text of the kind that the model will serve")
-        parser.add_argument("--max-tokens", type=int, default=16_384, help="how much of it is read (default: 16384)")
+        parser.add_argument("--text", type=Path, required=True, help="text like that which the model will serve")
+        parser.add_argument("--max-tokens", type=int, default=16_384, help="tokens of it to read (default: 16384)")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Count, order, write."""
+        """Count, order and write."""
         if options["output"].exists():
             raise CommandError(f"{options['output']} exists already")
         try:
@@ -68,7 +67,7 @@ class Command(BaseCommand):
 
 
 def _orders(model: Path, text: Path, max_tokens: int) -> dict[int, list[int]]:
-    """The new order of each layer with experts."""
+    """Return the new order of each layer with experts."""
     with LoadedModel.open(model, n_slot=1, n_ctx=WINDOW) as loaded:
         words = text.read_text(encoding="utf-8")
         tokens = loaded.tokenizer.encode(words, add_special=False, parse_special=False)[:max_tokens]

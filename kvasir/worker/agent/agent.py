@@ -1,14 +1,16 @@
-"""The worker that needs only a site's address and a budget: it asks `plan` what is next, does it, and asks again.
+"""The worker that needs only a site's address and a budget: a loop that asks `plan` for an action and performs it.
 
-`__main__` runs one for `kvasir-worker join URL --budget SIZE`. All that it knows is one `WorkerState`; what it does to
-the world goes through the market client, the fetcher and the edge, which tests replace. It decides nothing itself.
+`start` runs one for `kvasir-worker join URL --budget SIZE`. Its knowledge is one `WorkerState`; it acts through the
+market client, the fetcher and the edge, which tests replace. All decisions are `plan`'s.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import replace
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from kvasir.edge.reconnect import reconnect_delay_s
@@ -16,48 +18,79 @@ from kvasir.errors import ConfigError
 from kvasir.worker.agent import plan
 from kvasir.worker.agent import plan_actions as do
 from kvasir.worker.agent import plan_changes as after
-from kvasir.worker.agent.fetch import Outcome
-from kvasir.worker.agent.market_client import Heartbeat, MarketAwayError, MarketRefusedError, NothingWanted
-from kvasir.worker.agent.node_credentials import NodeCredentials
-from kvasir.worker.agent.options import AgentOptions, Surroundings
+from kvasir.worker.agent.config import AgentConfig
+from kvasir.worker.agent.edge import AgentEdge, OnChange
+from kvasir.worker.agent.fetch import Fetcher, Outcome
+from kvasir.worker.agent.market_client import (
+    Heartbeat,
+    MarketAwayError,
+    MarketClient,
+    MarketRefusedError,
+    NodeCredentials,
+    NothingWanted,
+)
 from kvasir.worker.agent.plan_state import Piece, Ranges, WorkerState
-from kvasir.worker.agent.report import Announcer
-from kvasir.worker.agent.words import promised_facts, promised_text, range_text, ranges_facts, refused_words
+from kvasir.worker.agent.report import (
+    Announcer,
+    Report,
+    assigned_facts,
+    assigned_text,
+    range_text,
+    ranges_facts,
+    refusal_text,
+)
+from kvasir.worker.agent.state import StateDirectory
+from kvasir.worker.serving.holdings import Holdings, join_holdings
 
 LEAVE_S = 5.0  # for the last heartbeat
-RESERVE_S = 5.0  # until edges that could not be opened are tried again, at random up to twice that
+RESERVE_S = 5.0  # at least, before edges that could not be opened are tried again; at random up to twice that
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """The world outside an agent. Clocks in seconds; `jitter` returns random numbers in [0, 1). Tests replace it."""
+
+    market: MarketClient
+    fetcher: Fetcher
+    directory: StateDirectory
+    report: Report
+    make_edge: Callable[[OnChange], AgentEdge]
+    clock: Callable[[], float]
+    jitter: Callable[[], float]
+    wall_clock: Callable[[], float] = time.time
+    open_slices: Callable[..., Holdings] = join_holdings
 
 
 class Agent:
-    """One worker. `run` it; `stop` lets it leave in order."""
+    """One worker. Call `run`; `stop` ends it in order."""
 
-    def __init__(self, options: AgentOptions, world: Surroundings, given: NodeCredentials | None = None) -> None:
-        """`given` is a node that an operator made; else the state directory's, else it registers."""
-        self._options = options
+    def __init__(self, config: AgentConfig, world: Surroundings, given: NodeCredentials | None = None) -> None:
+        """Use the node `given` by an operator, else the one in the state directory, else register a new one."""
+        self._config = config
         self._world = world
         self._edge = world.make_edge(self._relay_changed)
         self._news = asyncio.Event()
         self._acting: asyncio.Task[None] | None = None
         self._fetching: asyncio.Task[None] | None = None
-        self._saved = world.directory.load(options.site)
+        self._saved = world.directory.load(config.site)
         self._n_failures = 0
         self._announcer = Announcer(world.report)
         self.state = WorkerState(
-            options.room_bytes, model=self._saved.model, pieces=self._saved.pieces_within(options.room_bytes)
+            config.room_bytes, model=self._saved.model, pieces=self._saved.pieces_within(config.room_bytes)
         )
         token = given.token if given else world.directory.read_token()
         if token and (given or self._saved.node_id):
             self._become(given or NodeCredentials(self._saved.node_id, token))
 
     def stop(self, reason: str) -> None:
-        """Have `run` withdraw, answer what is under way, and end."""
+        """Make `run` withdraw, answer the requests in flight, and return."""
         self.state = replace(self.state, stop_reason=reason)
         self._news.set()
         if self._acting is not None:
             self._acting.cancel()
 
     async def run(self) -> None:
-        """Work until `stop`. Raises ConfigError or KernelError when it cannot go on, saying what to do."""
+        """Work until `stop`. Raises ConfigError or KernelError, which say what to do, if the worker cannot continue."""
         try:
             while not self.state.stop_reason:
                 self._check_fetch()
@@ -73,13 +106,13 @@ class Agent:
             await self._leave(self.state.stop_reason)
         finally:
             self._end_fetch()
-            await self._edge.stop(self.state.stop_reason or "the worker cannot go on")
+            await self._edge.stop(self.state.stop_reason or "the worker cannot continue")
             self._world.fetcher.keep_only(())
 
     async def _perform(self, action: do.Action) -> None:
-        """Do it, unless told to stop meanwhile; a token that is being exchanged is waited for, or it would be lost."""
+        """Run an action; `stop` cancels it unless it must finish."""
         acting = asyncio.get_running_loop().create_task(self._act(action))
-        self._acting = None if isinstance(action, do.Rotate) else acting
+        self._acting = None if do.must_finish(action) else acting
         try:
             await acting
         except asyncio.CancelledError:
@@ -89,11 +122,11 @@ class Agent:
             self._n_failures += 1
             delay_s = max(error.retry_after_s, reconnect_delay_s(self._n_failures, self._world.jitter()))
             self.state = after.not_before(self.state, site_s=self._world.clock() + delay_s)
-            words = f"the site does not answer as it should: {error}"
-            self._announcer.say_new("away", words, words, problem=str(error))
+            text = f"the site is away: {error}"
+            self._announcer.say_new("away", text, text, problem=str(error))
         except MarketRefusedError as error:
             if error.code != "unknown_model":
-                raise ConfigError(refused_words(error, self._world.directory.token_path)) from error
+                raise ConfigError(refusal_text(error, self._world.directory.token_path)) from error
             self._forget_model(str(error))
         else:
             if isinstance(action, do.Register | do.Beat | do.Volunteer | do.Look):
@@ -120,17 +153,17 @@ class Agent:
             case _:
                 self._move(action)
 
-    # Who this node is
+    # Registration and tokens
 
     async def _register(self) -> None:
-        made = await self._world.market.register(self._options.invite, self._options.name)
+        made = await self._world.market.register(self._config.identity.invite, self._config.identity.name)
         self._keep_token(made)
-        words = f"registered at {self._options.site} as node {made.node_id}"
-        self._announcer.say("registered", words, node_id=made.node_id)
+        text = f"registered at {self._config.site} as node {made.node_id}"
+        self._announcer.say("registered", text, node_id=made.node_id)
 
     async def _rotate(self) -> None:
         self._keep_token(await self._world.market.rotate(self.state.node_id))
-        self.state = replace(self.state, served=())  # opened anew with the new token
+        self.state = replace(self.state, served=())  # edges must open again with the new token
         self._announcer.say("rotated", "the site gave this node a new token")
 
     def _keep_token(self, made: NodeCredentials) -> None:
@@ -146,22 +179,22 @@ class Agent:
         rotate_s = self._world.clock() + self._saved.rotate_in_s(node.node_id, self._world.wall_clock())
         self.state = after.not_before(replace(self.state, node_id=node.node_id), rotate_s=rotate_s)
 
-    # What it holds
+    # Assignments, slices and edges
 
     async def _volunteer(self, room_bytes: int, ranges: Ranges) -> None:
         answer = await self._world.market.volunteer(self.state.node_id, room_bytes, ranges)
         now = self._world.clock()
         if isinstance(answer, NothingWanted):
             self.state = after.not_wanted(self.state, answer, now)
-            words = f"nothing more to do now: {answer.reason}"
-            self._announcer.say_new("waiting", words, words, reason=answer.reason)
+            text = f"no more work now: {answer.reason}"
+            self._announcer.say_new("waiting", text, text, reason=answer.reason)
             return
         if self.state.model is not None and answer.model.fingerprint != self.state.model.fingerprint:
             self._forget_model(f"the site serves {answer.model.name} now")
         self.state = after.promised(self.state, answer, now)
         self._saved = replace(self._saved, relay_url=answer.relay_url)
         self._save()
-        self._announcer.say("promised", promised_text(answer), **promised_facts(answer))
+        self._announcer.say("promised", assigned_text(answer), **assigned_facts(answer))
 
     async def _fetch(self, piece: Piece) -> None:
         label, world = range_text(piece.range), self._world
@@ -182,45 +215,44 @@ class Agent:
     async def _serve(self, ranges: Ranges) -> None:
         world = self._world
         if not ranges:
-            await self._edge.stop("this worker holds nothing now")
+            await self._edge.stop("this worker holds no experts now")
         else:
-            kernel = self._kernel()
-            paths = world.fetcher.paths(ranges)
-            holdings = await asyncio.to_thread(world.open_slices, paths, kernel, self._options.n_threads)
-            url = self._options.relay_url or self._saved.relay_url
+            choice = self._config.kernel._replace(name=self._kernel())
+            holdings = await asyncio.to_thread(world.open_slices, world.fetcher.paths(ranges), *choice)
+            url = self._config.relay_url or self._saved.relay_url
             if not await self._edge.serve(holdings, url, world.market.token):
                 self._serve_later()
                 return
             self._announcer.say(
-                "serving", f"serving {holdings.n_experts} experts of {holdings.model_name}, kernel {kernel}",
-                n_experts=holdings.n_experts, ranges=ranges_facts(holdings.ranges), relay=url, kernel=kernel,
+                "serving", f"serving {holdings.n_experts} experts of {holdings.model_name}, kernel {choice.name}",
+                n_experts=holdings.n_experts, ranges=ranges_facts(holdings.ranges), relay=url, kernel=choice.name,
             )  # fmt: skip
         self.state = after.served(self.state, ranges)
         world.fetcher.keep_only([piece.range for piece in self.state.pieces])
 
     def _kernel(self) -> str:
-        """What the site says that its model is computed with, unless the command line says otherwise."""
-        told = {piece.kernel for piece in self.state.pieces if piece.is_fetched}
-        is_told = self._options.kernel == "auto"
-        return next((name for name in ("float", "kx1") if is_told and name in told), self._options.kernel)
+        """Return the kernel that --kernel names; with "auto" the one that the site's assignments name."""
+        chosen = self._config.kernel.name
+        named = {piece.kernel for piece in self.state.pieces if piece.is_fetched} if chosen == "auto" else set()
+        return next((name for name in ("float", "kx1") if name in named), chosen)
 
     def _serve_later(self) -> None:
         self.state = after.not_before(self.state, serve_s=self._world.clock() + RESERVE_S * (1 + self._world.jitter()))
 
     def _relay_changed(self, is_joined: bool, reason: str) -> None:
         if not self._edge.is_serving and self.state.served and not self.state.stop_reason:
-            self.state = replace(self.state, served=())  # a defect: open it again
+            self.state = replace(self.state, served=())  # serving failed: open the edges again
             self._serve_later()
         was_joined = self.state.is_joined
         self.state = after.relay_changed(self.state, is_joined, self._world.clock())
         if is_joined and not was_joined:
             self._announcer.say("joined", "joined the relay")
         elif was_joined and not is_joined:
-            self._announcer.say("lost", f"the relay is away ({reason}); dialling again", problem=reason)
+            self._announcer.say("lost", f"lost the relay ({reason}); dialling again", problem=reason)
         self._news.set()
 
     def _check_fetch(self) -> None:
-        """A defect in a download must not look like one that goes on."""
+        """Raise the error of a download that failed by a defect; otherwise it would seem to go on."""
         if self._fetching is not None and self._fetching.done():
             fetching, self._fetching = self._fetching, None
             fetching.result()
@@ -230,13 +262,13 @@ class Agent:
             self._fetching.cancel()
             self._fetching = None
 
-    # What the site is told and asked
+    # Heartbeats, demand and moves
 
     async def _beat(self, ranges: Ranges, leases: tuple[str, ...]) -> None:
         if self.state.model is None:
             return
-        said = Heartbeat(self.state.node_id, self.state.model, ranges, leases, dict(self._options.facts))
-        lease_s = await self._world.market.heartbeat(said)
+        beat = Heartbeat(self.state.node_id, self.state.model, ranges, leases, self._config.facts)
+        lease_s = await self._world.market.heartbeat(beat)
         is_new = ranges != self.state.stated
         self.state = after.beaten(self.state, ranges, lease_s, self._world.clock(), self._world.jitter())
         if is_new:
@@ -246,10 +278,10 @@ class Agent:
     async def _look(self) -> None:
         if self.state.model is not None:
             demand = await self._world.market.demand(self.state.model.fingerprint)
-            self.state = after.looked(self.state, demand, self._world.clock(), self._options.pace.look_s)
+            self.state = after.looked(self.state, demand, self._world.clock(), self._config.pace.look_s)
 
     def _move(self, action: do.Action) -> None:
-        now, pace = self._world.clock(), self._options.pace
+        now, pace = self._world.clock(), self._config.pace
         match action:
             case do.PlanMove(item):
                 wait_s = pace.move_least_s + (pace.move_most_s - pace.move_least_s) * self._world.jitter()
@@ -261,15 +293,15 @@ class Agent:
             case do.Drop(item):
                 self.state = after.dropped(self.state, item, now)
                 self._save()
-                words = f"gave up {range_text(item)}: enough others hold it, and something else is lacking"
-                self._announcer.say("dropped", words, range=ranges_facts([item])[0])
+                text = f"gave up {range_text(item)}: enough other workers hold it, and other experts lack replicas"
+                self._announcer.say("dropped", text, range=ranges_facts([item])[0])
 
     def _forget_model(self, why: str) -> None:
         self._end_fetch()
         self.state = after.forgotten(self.state)
         self._world.fetcher.keep_only(())
         self._save()
-        self._announcer.say("model_changed", f"everything that was held is given up: {why}", reason=why)
+        self._announcer.say("model_changed", f"gave up all experts: {why}", reason=why)
 
     async def _leave(self, reason: str) -> None:
         state = self.state
@@ -281,7 +313,7 @@ class Agent:
         await self._edge.stop(reason)
         self._announcer.say("stopped", f"stopped: {reason}", reason=reason)
 
-    # Memory
+    # Saved state
 
     def _save(self) -> None:
         self._saved = replace(self._saved, model=self.state.model, pieces=self.state.pieces)

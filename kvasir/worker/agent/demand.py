@@ -1,7 +1,7 @@
-"""What a site says is wanted of its model, as a worker reads it: replicas and targets of runs of experts.
+"""The demand for a model's experts as a worker sees it: replicas and targets of runs of experts.
 
-`market_client` reads it from GET /api/expert-demand; `plan` asks it whether a range is held by more workers than it
-needs and whether others lack some. Nothing here asks anybody.
+`market_client` reads it from GET /api/expert-demand. `plan` checks whether a range has more replicas than its target
+and whether other experts have fewer.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ class DemandRun:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """All runs of one model. Replicas are those of living workers, the one that asks included."""
+    """All runs of one model. Replicas are those of live workers, including this one."""
 
     fingerprint: str
     runs: tuple[DemandRun, ...]
 
     def surplus(self, item: ExpertRange) -> int:
-        """Replicas beyond the target of the range's scarcest expert; below 0 when one has too few, or is unknown."""
+        """Return the spare replicas of the range's scarcest expert; negative if one has too few or is unknown."""
         covered, least = 0, 0
         for run in self.runs:
             n_shared = _n_shared(run.range, item)
@@ -39,7 +39,7 @@ class Demand:
         return least if covered == item.n_experts else -1
 
     def has_gap_beside(self, held: Iterable[ExpertRange]) -> bool:
-        """Whether experts that are not in `held` have fewer replicas than they should."""
+        """Return whether experts outside `held` have fewer replicas than their target."""
         ranges = tuple(held)
         return any(
             sum(_n_shared(run.range, item) for item in ranges) < run.range.n_experts
@@ -49,7 +49,7 @@ class Demand:
 
 
 def read_runs(layers: Iterable[dict[str, object]]) -> Iterator[DemandRun]:
-    """The runs of an answer's `layers`. Raises LookupError, TypeError or ValueError for what is malformed."""
+    """Yield the runs of an answer's `layers`. Raises LookupError, TypeError or ValueError if they are malformed."""
     for layer in layers:
         segments = layer["segments"]
         if not isinstance(segments, list):
@@ -61,7 +61,7 @@ def read_runs(layers: Iterable[dict[str, object]]) -> Iterator[DemandRun]:
 
 
 def _n_shared(one: ExpertRange, other: ExpertRange) -> int:
-    """Experts in both; the ranges of one worker neither overlap nor repeat."""
+    """Count the experts in both ranges."""
     if one.layer != other.layer:
         return 0
     return max(0, min(one.stop, other.stop) - max(one.start, other.start))

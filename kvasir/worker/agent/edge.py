@@ -1,8 +1,8 @@
-"""An agent's place at the relay: other holdings take over without a moment in which nobody answers.
+"""An agent's edges at the relay, and the handover to new ones without an interruption.
 
-What a worker holds is told to backbones when an edge opens, so other holdings need other edges. The new ones are opened
-first and both serve for a moment, in which backbones test the new ones; then the old ones say goodbye, answer what is
-under way and close.
+Backbones learn what a worker holds when an edge opens, so a change of holdings needs new edges. They open first, and
+both sets serve while backbones test the new ones; then the old ones announce their end, answer the requests in flight
+and close.
 """
 
 from __future__ import annotations
@@ -10,24 +10,23 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Protocol
 
-from kvasir.worker.serving.config import WorkerConfig
+from kvasir.worker.serving.config import RelayAccess
 from kvasir.worker.serving.holdings import Holdings
 from kvasir.worker.serving.join import RelayWorker
 
-HANDOVER_S = 20.0  # for the new edges; when the relay is away that long there is nothing to hand over
-OVERLAP_S = 3.0  # both serve: a backbone gives a new edge no work before it has tested it
+HANDOVER_S = 20.0  # for the new edges to join; without a relay there is nothing to hand over
+OVERLAP_S = 3.0  # both serve: a backbone tests a new edge before it sends work
 
 log = logging.getLogger(__name__)
 
-OnChange = Callable[[bool, str], None]  # whether it is joined now, and why not
+OnChange = Callable[[bool, str], None]  # is_joined, reason if not
 
 
 class Joined(Protocol):
-    """What is used of `RelayWorker`."""
+    """The part of `RelayWorker` that is used here."""
 
     async def run(self) -> None: ...
     def stop(self, reason: str) -> None: ...
@@ -35,7 +34,7 @@ class Joined(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Session:
-    """One `RelayWorker` and what it has come to."""
+    """One `RelayWorker`, its task, and whether it is joined."""
 
     worker: Joined
     task: asyncio.Task[None]
@@ -43,17 +42,15 @@ class _Session:
 
 
 class AgentEdge:
-    """One relay. `on_change` hears of the session that counts."""
+    """The edges at one relay. `on_change` is called for the current session, not for one that is leaving."""
 
     def __init__(
         self,
-        config: WorkerConfig,
         on_change: OnChange,
         make_worker: Callable[..., Joined] = RelayWorker,
         handover_s: float = HANDOVER_S,
         overlap_s: float = OVERLAP_S,
     ) -> None:
-        self._config = config
         self._on_change = on_change
         self._make_worker = make_worker
         self._handover_s = handover_s
@@ -64,17 +61,17 @@ class AgentEdge:
 
     @property
     def is_serving(self) -> bool:
-        """Whether a session is there, joined or dialling."""
+        """Whether there is a session, joined or dialling."""
         return self._current is not None
 
     async def serve(self, holdings: Holdings, relay_url: str, token: str) -> bool:
-        """Serve these holdings and no others from now on; False when those before are served on, being at the relay.
+        """Serve these holdings instead of the previous ones; return False if those stay because only they are joined.
 
-        Without a relay to be had the new session counts all the same, and dials on.
+        If neither session reaches the relay, the new one becomes current and keeps dialling.
         """
         old = self._current
         news = asyncio.Event()
-        new = self._start(holdings, replace(self._config, relay_url=relay_url, token=token), news)
+        new = self._start(holdings, RelayAccess(relay_url, token), news)
         if old is None:
             self._current = new
         try:
@@ -86,10 +83,10 @@ class AgentEdge:
             pass
         except asyncio.CancelledError:
             if old is not None:
-                self._let_go(new, "the handover was given up")
+                self._let_go(new, "the handover was cancelled")
             raise
         if old is not None and old.is_joined and not new.is_joined:
-            self._let_go(new, "the relay did not take the new edges")
+            self._let_go(new, "the relay did not accept the new edges")
             return False
         self._current = new
         if old is not None:
@@ -99,7 +96,7 @@ class AgentEdge:
         return True
 
     async def stop(self, reason: str) -> None:
-        """Say goodbye, answer what is under way, close; all within the stop deadline."""
+        """Announce the end, answer the requests in flight and close, all within the stop deadline."""
         for session in tuple(self._overlapping):
             self._end_overlap(session)
         if self._current is not None:
@@ -107,7 +104,7 @@ class AgentEdge:
             self._current = None
         await asyncio.gather(*self._leaving, return_exceptions=True)
 
-    def _start(self, holdings: Holdings, config: WorkerConfig, news: asyncio.Event) -> _Session:
+    def _start(self, holdings: Holdings, relay: RelayAccess, news: asyncio.Event) -> _Session:
         def on_joined() -> None:
             self._changed(session, True, "")
             news.set()
@@ -115,7 +112,7 @@ class AgentEdge:
         def on_lost(reason: str) -> None:
             self._changed(session, False, reason)
 
-        worker = self._make_worker(config, holdings, on_joined=on_joined, on_lost=on_lost)
+        worker = self._make_worker(relay, holdings, on_joined=on_joined, on_lost=on_lost)
         session = _Session(worker, asyncio.get_running_loop().create_task(worker.run()))
         session.task.add_done_callback(lambda task: self._ended(session, task))
         session.task.add_done_callback(lambda _: news.set())
@@ -137,15 +134,10 @@ class AgentEdge:
         session.task.add_done_callback(self._leaving.discard)
 
     def _ended(self, session: _Session, task: asyncio.Task[None]) -> None:
-        """A defect must not leave a worker that only seems to serve."""
+        """Report a session that ended by itself, so that a defect does not leave a worker that only seems to serve."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
             log.error("serving failed", exc_info=error)
         if self._current is session:
             self._current = None
-            self._on_change(False, f"{type(error).__name__}: {error}" if error is not None else "it has ended")
-
-
-def edge_config(n_threads: int | None, kernel: str) -> WorkerConfig:
-    """What a `RelayWorker` needs to know; relay and token come with each session."""
-    return WorkerConfig(slice_path=Path(), n_threads=n_threads, kernel=kernel)
+            self._on_change(False, f"{type(error).__name__}: {error}" if error is not None else "the session ended")

@@ -1,7 +1,7 @@
-"""An agent's downloads: one piece at a time, and what its failure means.
+"""An agent's downloads: one piece at a time, with a verdict on each failure.
 
-`agent` starts a fetch and goes on with its heartbeats. The slices that are held stay locked in the cache until they are
-let go.
+`agent` starts a fetch and continues its heartbeats meanwhile. Slices that are held stay locked in the cache until they
+are released.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Protocol
 
 from kvasir.errors import DownloadError
 from kvasir.experts import ExpertRange
-from kvasir.slicing.budget import WORKER_OVERHEAD_BYTES
 from kvasir.worker.agent.plan_state import Piece
 from kvasir.worker.slices.cache import CacheFullError
 from kvasir.worker.slices.download import Progress
@@ -22,11 +21,11 @@ from kvasir.worker.slices.http import SourceRefusedError
 from kvasir.worker.slices.paths import DiskFullError
 from kvasir.worker.slices.store import DoesNotFitError, HeldSlice, SliceOffer
 
-ROUNDS_MOST = 3  # of a piece; each has its own attempts
+ROUNDS_MOST = 3  # fetches of a piece that may fail; each makes several attempts
 
 
 class Store(Protocol):
-    """What is used of `SliceStore`."""
+    """The part of `SliceStore` that is used here."""
 
     async def obtain(
         self, offer: SliceOffer, progress: Progress | None = None, memory_bytes: int | None = None
@@ -34,12 +33,12 @@ class Store(Protocol):
 
 
 class Outcome(Enum):
-    """What came of a fetch."""
+    """The result of a fetch."""
 
     FETCHED = "fetched"
-    AGAIN = "again"  # later
-    HOPELESS = "hopeless"  # this piece is given up
-    NO_ROOM = "no room"  # given up, and no other is asked for until something has changed
+    AGAIN = "again"  # try this piece again later
+    HOPELESS = "hopeless"  # give this piece up
+    NO_ROOM = "no room"  # give this piece up, and wait longer before asking for another
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,32 +62,32 @@ class Fetcher:
         self._n_rounds: dict[ExpertRange, int] = {}
 
     def use_token(self, token: str) -> None:
-        """Ask with this token from now on."""
+        """Use this token from now on."""
         self._store = self._make_store(token)
 
     def paths(self, ranges: Iterable[ExpertRange]) -> list[Path]:
-        """The files of pieces that are held."""
+        """Return the files of pieces that are held."""
         return [self._held[item].path for item in ranges]
 
     def keep_only(self, ranges: Sequence[ExpertRange]) -> None:
-        """Let go of all other slices: they may leave the cache."""
+        """Release all other slices: they may be evicted from the cache."""
         for item in [item for item in self._held if item not in ranges]:
             self._held.pop(item).release()
 
     async def fetch(self, fingerprint: str, piece: Piece, others_bytes: int, progress: Progress) -> Fetched:
-        """Get a piece. `others_bytes` is what the other pieces take of the budget. Raises no DownloadError."""
+        """Download a piece. `others_bytes` is what the other pieces take of the budget. Raises no DownloadError."""
         offer = SliceOffer.at(self._site, fingerprint, [piece.range])
         try:
             if self._store is None:
                 raise SourceRefusedError("there is no token yet")
             held = await self._store.obtain(offer, progress, self._budget_bytes - others_bytes)
         except DownloadError as error:
-            return Fetched(piece, self._meaning(piece, error), str(error))
+            return Fetched(piece, self._outcome(piece, error), str(error))
         self._n_rounds.pop(piece.range, None)
         self._held[piece.range] = held
         return Fetched(piece, Outcome.FETCHED)
 
-    def _meaning(self, piece: Piece, error: DownloadError) -> Outcome:
+    def _outcome(self, piece: Piece, error: DownloadError) -> Outcome:
         if isinstance(error, DoesNotFitError | CacheFullError | DiskFullError):
             return Outcome.NO_ROOM
         n_rounds = self._n_rounds.get(piece.range, 0) + 1
@@ -97,8 +96,3 @@ class Fetcher:
             return Outcome.HOPELESS
         self._n_rounds[piece.range] = n_rounds
         return Outcome.AGAIN
-
-
-def room_for_experts(budget_bytes: int) -> int:
-    """Bytes of experts that fit into a budget beside the program itself."""
-    return max(0, budget_bytes - WORKER_OVERHEAD_BYTES)

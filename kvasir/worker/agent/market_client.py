@@ -1,33 +1,34 @@
-"""A worker's questions to the market of a site: register, heartbeat, demand, volunteer (docs/reference/market.md).
+"""A client of a site's market: register, rotate, heartbeat, demand, volunteer (docs/reference/market.md).
 
-`agent` asks. Every call ends within a deadline. What may succeed later is a MarketAwayError, what will not a
-MarketRefusedError; an answer that is not what the document says counts as away. Tokens are never logged or shown.
+`agent` calls it. Every call ends within a deadline. A call that may succeed later raises MarketAwayError, one that will
+not raises MarketRefusedError; a malformed answer counts as away. Tokens are never logged or shown.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import httpx
 
-from kvasir.errors import KvasirError
+from kvasir.errors import ConfigError, KvasirError
 from kvasir.experts import ExpertRange
 from kvasir.worker.agent.demand import Demand, read_runs
-from kvasir.worker.agent.node_credentials import NodeCredentials
 from kvasir.worker.agent.plan_state import SiteModel
 
-DEADLINE_S = 30.0  # of one question, all in all
+DEADLINE_S = 30.0  # of one call in all
 ANSWER_BYTES_MOST = 16 << 20  # a demand in which every expert of a large model is a run of its own
 QUARANTINE_RETRY_S = 600.0
 
 T = TypeVar("T")
+_TOKEN = re.compile(r"kvs-([0-9a-f]{16})-\S+", re.ASCII)
 
 
 class MarketAwayError(KvasirError):
-    """The site did not answer, or not now; the same question may succeed later."""
+    """The site did not answer, or not now; the same call may succeed later."""
 
     def __init__(self, message: str, retry_after_s: float = 0.0) -> None:
         super().__init__(message)
@@ -35,7 +36,7 @@ class MarketAwayError(KvasirError):
 
 
 class MarketRefusedError(KvasirError):
-    """The site answered no, and will again."""
+    """The site refused the call; a repetition will be refused too."""
 
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(f"{message} ({status} {code})" if code else f"{message} ({status})")
@@ -44,8 +45,25 @@ class MarketRefusedError(KvasirError):
 
 
 @dataclass(frozen=True, slots=True)
+class NodeCredentials:
+    """A node's id and token. `expires`: when the token ends, as the site writes moments; empty for never."""
+
+    node_id: str
+    token: str = field(repr=False)
+    expires: str = ""
+
+
+def given_credentials(token: str) -> NodeCredentials:
+    """Return the node of a token that an operator gave. Raises ConfigError, which does not show the token."""
+    match = _TOKEN.fullmatch(token)
+    if match is None:
+        raise ConfigError("the token is not a node's token: it must begin with kvs- and a node's id")
+    return NodeCredentials(match[1], token)
+
+
+@dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """What a worker says of itself."""
+    """A worker's statement of its coverage."""
 
     node_id: str
     model: SiteModel
@@ -57,7 +75,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class Assigned:
-    """A range that the market promises to this worker."""
+    """An assignment: a range that the market leases to this worker."""
 
     model: SiteModel
     range: ExpertRange
@@ -71,7 +89,7 @@ class Assigned:
 
 @dataclass(frozen=True, slots=True)
 class NothingWanted:
-    """No work now."""
+    """The answer that there is no work now."""
 
     reason: str
     detail: str
@@ -79,12 +97,12 @@ class NothingWanted:
 
     @property
     def is_crowded(self) -> bool:
-        """Whether there is work that has no room in the worker's budget."""
+        """Whether there is work that does not fit into the worker's budget."""
         return self.reason in {"the budget is full", "nothing that is wanted fits into the budget"}
 
 
 class MarketClient:
-    """One site, with this node's token once it has one. The caller closes `client`."""
+    """The market of one site. `token` is this node's, "" before it is registered. The caller closes `client`."""
 
     def __init__(self, client: httpx.AsyncClient, site_url: str, token: str = "") -> None:
         self._client = client
@@ -92,7 +110,7 @@ class MarketClient:
         self.token = token
 
     async def register(self, invite: str, name: str) -> NodeCredentials:
-        """Become a node. Raises MarketRefusedError where that needs an invite or an operator."""
+        """Register a node. Raises MarketRefusedError if that needs an invite or an operator."""
         body = {"name": name} | ({"invite": invite} if invite else {})
         answer = await self._ask("POST", "nodes", body, is_known=False)
         return self._read(
@@ -100,12 +118,12 @@ class MarketClient:
         )
 
     async def rotate(self, node_id: str) -> NodeCredentials:
-        """A new token for this node; the old one counts no more."""
+        """Exchange this node's token for a new one; the old one becomes invalid."""
         answer = await self._ask("POST", "nodes/rotate", {})
         return self._read(answer, lambda a: NodeCredentials(node_id, _text(a["token"]), str(a.get("expires") or "")))
 
     async def heartbeat(self, beat: Heartbeat) -> float:
-        """State what is held; returns how long that counts, in seconds."""
+        """State which ranges are served; return for how many seconds the statement holds."""
         body: dict[str, Any] = {
             "worker_id": beat.node_id,
             "model": beat.model.fingerprint,
@@ -121,7 +139,7 @@ class MarketClient:
         return self._read(answer, lambda a: float(a["lease_s"]))
 
     async def demand(self, model: str) -> Demand:
-        """What is wanted of this model."""
+        """Return the demand for this model's experts."""
         answer = await self._ask("GET", "expert-demand", {"model": model})
 
         def read(a: Mapping[str, Any]) -> Demand:
@@ -131,7 +149,7 @@ class MarketClient:
         return self._read(answer, read)
 
     async def volunteer(self, node_id: str, room_bytes: int, ranges: Iterable[ExpertRange]) -> Assigned | NothingWanted:
-        """Ask for work. `room_bytes` is for all experts, those of `ranges`, which are held, included."""
+        """Ask for work. `room_bytes` is for all experts, including those of `ranges`, which this worker has already."""
         body = {"worker_id": node_id, "budget_bytes": room_bytes, "ranges": _segments(ranges)}
         answer = await self._ask("POST", "expert-volunteer", body)
         return self._read(answer, _assignment)
@@ -156,8 +174,10 @@ class MarketClient:
         try:
             return read(answer)
         except (LookupError, TypeError, ValueError, KvasirError) as error:
-            words = f"{self._base} answers what is not in docs/reference/market.md: {type(error).__name__}: {error}"
-            raise MarketAwayError(words) from error
+            reason = f"{type(error).__name__}: {error}"
+            raise MarketAwayError(
+                f"{self._base}: the answer is not as docs/reference/market.md says: {reason}"
+            ) from error
 
 
 async def _body(response: httpx.Response) -> bytes:
@@ -165,7 +185,7 @@ async def _body(response: httpx.Response) -> bytes:
     async for chunk in response.aiter_bytes():
         body += chunk
         if len(body) > ANSWER_BYTES_MOST:
-            raise MarketAwayError(f"{response.url}: more than {ANSWER_BYTES_MOST} bytes came")
+            raise MarketAwayError(f"{response.url}: the answer has more than {ANSWER_BYTES_MOST} bytes")
     return bytes(body)
 
 
@@ -173,7 +193,7 @@ def _json(response: httpx.Response, content: bytes) -> Any:
     try:
         return httpx.Response(200, content=content).json()
     except ValueError as error:
-        raise MarketAwayError(f"{response.url}: the answer is no JSON; is this a Kvasir site?") from error
+        raise MarketAwayError(f"{response.url}: the answer is not JSON; is this a Kvasir site?") from error
 
 
 def _refusal(response: httpx.Response, content: bytes) -> MarketAwayError | MarketRefusedError:

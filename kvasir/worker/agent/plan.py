@@ -1,7 +1,7 @@
-"""What a worker does next: one pure function from what it knows to one action, or to none.
+"""The plan: pure functions from a worker's state to its next action.
 
-`agent` asks after everything that happens and does what it is told; `wait_s` says how long nothing will be due. Each
-rule returns an action or None; the first that has one wins.
+`agent` calls `next_action` after every event and performs the result; `wait_s` is the time until the next action may be
+due. Each rule returns an action or None; the first action wins.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from kvasir.worker.agent.plan_actions import (
 )
 from kvasir.worker.agent.plan_state import Ranges, WorkerState
 
-PROMISES_MOST = 8  # that are not fetched yet; the market allows 64
-GRACE_S = 15.0  # without the relay before heartbeats stop stating what nobody can reach
+UNFETCHED_MOST = 8  # leased pieces at a time; the market allows 64
+GRACE_S = 15.0  # without the relay before heartbeats stop stating experts that backbones cannot reach
 LONGEST_WAIT_S = 60.0
 
 
 def next_action(state: WorkerState, now: float) -> Action | None:
-    """What to do at this moment, or None: then ask again after `wait_s`, or as soon as something has changed."""
+    """Return the action that is due now, or None: then call again after `wait_s`, or once the state has changed."""
     return (
         _leave(state)
         or _register(state, now)
@@ -49,7 +49,7 @@ def next_action(state: WorkerState, now: float) -> Action | None:
 
 
 def wait_s(state: WorkerState, now: float) -> float:
-    """How long nothing becomes due by itself; at most LONGEST_WAIT_S."""
+    """Return the seconds until an action may become due without an event; at most LONGEST_WAIT_S."""
     times = state.times
     moments = [
         now + LONGEST_WAIT_S,
@@ -67,16 +67,16 @@ def wait_s(state: WorkerState, now: float) -> float:
 
 
 def to_state(state: WorkerState, now: float) -> Ranges:
-    """What a heartbeat states now: what backbones can reach, less what is about to be given up."""
+    """Return what a heartbeat states now: the ranges that backbones can reach, without one that was withdrawn."""
     if not state.is_joined and now >= state.lost_s + GRACE_S:
         return ()
-    given_up = state.move.range if state.move is not None and state.move.is_withdrawn else None
-    return merge_ranges(item for item in state.served if item != given_up)
+    withdrawn = state.move.range if state.move is not None and state.move.is_withdrawn else None
+    return merge_ranges(item for item in state.served if item != withdrawn)
 
 
 def is_settled(state: WorkerState, now: float) -> bool:
-    """Whether all that is held is served and stated, and the market had nothing more for this worker."""
-    is_at_rest = state.is_joined and not state.promises and now < state.times.volunteer_s
+    """Return whether all pieces are served and stated, and the market had no more work for this worker."""
+    is_at_rest = state.is_joined and not state.unfetched and now < state.times.volunteer_s
     return is_at_rest and bool(state.served) and state.fetched == state.served and to_state(state, now) == state.stated
 
 
@@ -89,17 +89,17 @@ def _register(state: WorkerState, now: float) -> Action | None:
 
 
 def _rotate(state: WorkerState, now: float) -> Action | None:
-    """Not during a download: that one has the old token."""
+    """Exchange the token, but not during a download, which uses the old one."""
     is_time = now >= max(state.times.rotate_s, state.times.site_s)
     return Rotate() if state.node_id and is_time and not state.is_fetching else None
 
 
 def _serve(state: WorkerState, now: float) -> Action | None:
-    """What is fetched is served at once, unless more is coming: each change opens a connection anew."""
+    """Serve fetched pieces at once, unless more are coming: each change opens new connections."""
     fetched = state.fetched
     if fetched == state.served or now < state.times.serve_s:
         return None
-    is_filling = bool(state.promises) or _may_volunteer(state, now)
+    is_filling = bool(state.unfetched) or _may_volunteer(state, now)
     if is_filling and set(fetched) > set(state.served) and now < state.serve_by_s:
         return None
     return Serve(fetched)
@@ -116,9 +116,9 @@ def _beat(state: WorkerState, now: float) -> Action | None:
 
 
 def _fetch(state: WorkerState, now: float) -> Action | None:
-    if state.is_fetching or not state.promises or not state.node_id or now < state.times.fetch_s:
+    if state.is_fetching or not state.unfetched or not state.node_id or now < state.times.fetch_s:
         return None
-    return Fetch(state.promises[0])
+    return Fetch(state.unfetched[0])
 
 
 def _volunteer(state: WorkerState, now: float) -> Action | None:
@@ -130,11 +130,11 @@ def _volunteer(state: WorkerState, now: float) -> Action | None:
 def _may_volunteer(state: WorkerState, now: float) -> bool:
     is_time = now >= max(state.times.volunteer_s, state.times.site_s)
     is_moving = state.move is not None and state.move.is_withdrawn
-    return bool(state.node_id) and is_time and not is_moving and len(state.promises) < PROMISES_MOST
+    return bool(state.node_id) and is_time and not is_moving and len(state.unfetched) < UNFETCHED_MOST
 
 
 def _conclude_move(state: WorkerState, now: float) -> Action | None:
-    """The piece was withdrawn: with the market's own count without it, it goes or stays."""
+    """Drop or keep a withdrawn piece, by the market's count without it."""
     move = state.move
     if move is None or not move.is_withdrawn or to_state(state, now) != state.stated:
         return None
@@ -144,7 +144,7 @@ def _conclude_move(state: WorkerState, now: float) -> Action | None:
 
 
 def _begin_move(state: WorkerState, now: float) -> Action | None:
-    """The chosen moment has come: what was so when it was chosen must be so still."""
+    """Withdraw the piece at the chosen moment, if it is still superfluous."""
     move = state.move
     if move is None or move.is_withdrawn or now < move.at_s:
         return None
@@ -162,12 +162,12 @@ def _plan_move(state: WorkerState, now: float) -> Action | None:
 
 
 def _look(state: WorkerState, now: float) -> Action | None:
-    """The demand matters only to a worker that has no room for what is wanted."""
+    """Read the demand, which matters only to a worker without room for more."""
     is_time = now >= max(state.times.look_s, state.times.site_s)
     return Look() if state.is_crowded and state.served and state.move is None and is_time else None
 
 
 def _is_superfluous(state: WorkerState, demand: Demand, item: ExpertRange) -> bool:
-    """Whether others hold enough of a served piece, while something that this worker does not hold is lacking."""
+    """Return whether a served piece has a spare replica while experts that this worker lacks have too few."""
     held = [piece.range for piece in state.pieces]
     return state.is_crowded and item in state.served and demand.surplus(item) >= 1 and demand.has_gap_beside(held)

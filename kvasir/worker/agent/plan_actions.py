@@ -1,4 +1,4 @@
-"""What `plan` can tell a worker to do. `agent` does it; nothing here does anything."""
+"""The actions that `plan` chooses from, as plain data. `agent` performs them."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from kvasir.worker.agent.plan_state import Piece, Ranges
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Say goodbye, answer what is under way, end."""
+    """Announce the end, answer the requests in flight, and end."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """Become a node of the site."""
+    """Register as a node of the site."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rotate:
-    """Take a new token before this one ends."""
+    """Exchange the token before it expires."""
 
 
 @dataclass(frozen=True, slots=True)
 class Serve:
-    """Have exactly these pieces at the relay."""
+    """Serve exactly these pieces at the relay."""
 
     ranges: Ranges
 
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """Send a heartbeat that states these merged ranges and keeps these promises."""
+    """Send a heartbeat that states these merged ranges and renews these leases."""
 
     ranges: Ranges
     leases: tuple[str, ...]
@@ -42,14 +42,14 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Get a piece, from the cache or from the site."""
+    """Get a piece from the cache or from the site."""
 
     piece: Piece
 
 
 @dataclass(frozen=True, slots=True)
 class Volunteer:
-    """Ask for work; `ranges` is what is held or promised already."""
+    """Ask for work; `ranges` is held or leased already."""
 
     room_bytes: int
     ranges: Ranges
@@ -62,21 +62,21 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class PlanMove:
-    """Choose a moment at random after which this piece may be given up."""
+    """Choose a random moment after which this piece may be given up."""
 
     range: ExpertRange
 
 
 @dataclass(frozen=True, slots=True)
 class Withdraw:
-    """State the piece no more, and look whether it is missed; it is served on."""
+    """Stop stating the piece, but still serve it, to see whether the demand needs it."""
 
     range: ExpertRange
 
 
 @dataclass(frozen=True, slots=True)
 class Stay:
-    """Keep the piece after all."""
+    """Keep the piece and end the move."""
 
     range: ExpertRange
 
@@ -89,3 +89,8 @@ class Drop:
 
 
 Action = Leave | Register | Rotate | Serve | Beat | Fetch | Volunteer | Look | PlanMove | Withdraw | Stay | Drop
+
+
+def must_finish(action: Action) -> bool:
+    """Return whether a stop has to wait for this action: interrupted, it would lose the token that the site sends."""
+    return isinstance(action, Register | Rotate)

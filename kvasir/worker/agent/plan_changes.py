@@ -1,6 +1,7 @@
-"""What a worker knows after something has happened: pure steps from one `WorkerState` to the next.
+"""Pure transitions from one `WorkerState` to the next, one for each kind of event.
 
-`agent` applies them with what it was answered; `plan` decides from the result. Moments are seconds of the plan's clock.
+`agent` applies them to the answers that it gets; `plan` decides from the result. Moments are seconds of the plan's
+clock.
 """
 
 from __future__ import annotations
@@ -16,23 +17,23 @@ from kvasir.worker.agent.fetch import Fetched, Outcome
 from kvasir.worker.agent.market_client import Assigned, NothingWanted
 from kvasir.worker.agent.plan_state import Move, Piece, Ranges, WorkerState
 
-SERVE_WITHIN_S = 30.0  # of a range that is fetched, while others are on their way
+SERVE_WITHIN_S = 30.0  # that a fetched range waits at most for others
 BEATS_PER_LEASE = 3
-BEAT_SHORTEST = 0.7  # of that, at random
+BEAT_SHORTEST = 0.7  # of that interval; random up to 1
 NO_ROOM_RETRY_S = 300.0
 HOPELESS_RETRY_S = 60.0
 HELD_ALREADY_RETRY_S = 5.0
-FAILED_BEFORE = 6  # a failure that took long already is followed by a longer wait
+FAILED_BEFORE = 6  # failures that the reconnect rule counts after a failed download, which already took long
 
 
 def not_before(state: WorkerState, **moments: float) -> WorkerState:
-    """With other moments in `times`."""
+    """Set moments in `times`."""
     changes: dict[str, Any] = dict(moments)
     return replace(state, times=replace(state.times, **changes))
 
 
 def promised(state: WorkerState, answer: Assigned, now: float) -> WorkerState:
-    """With one more piece to fetch. An offer of what is held already is passed over for a while."""
+    """Add a leased piece to fetch. An assignment that overlaps a piece is ignored, and asked for later again."""
     if any(_overlap(piece.range, answer.range) for piece in state.pieces):
         return not_before(state, volunteer_s=now + HELD_ALREADY_RETRY_S)
     piece = Piece(answer.range, answer.n_bytes, answer.kernel, answer.lease_id)
@@ -40,12 +41,12 @@ def promised(state: WorkerState, answer: Assigned, now: float) -> WorkerState:
 
 
 def not_wanted(state: WorkerState, answer: NothingWanted, now: float) -> WorkerState:
-    """Waiting as long as the market said."""
+    """Wait as long as the market said before asking again."""
     return not_before(replace(state, is_crowded=answer.is_crowded), volunteer_s=now + answer.retry_after_s)
 
 
 def fetched(state: WorkerState, done: Fetched, now: float, jitter: float) -> WorkerState:
-    """After a download that ended well or not; `jitter` is random in [0, 1)."""
+    """Record the end of a download; `jitter` is random in [0, 1)."""
     state = replace(state, is_fetching=False)
     item = done.piece.range
     if done.outcome is Outcome.FETCHED:
@@ -58,12 +59,12 @@ def fetched(state: WorkerState, done: Fetched, now: float, jitter: float) -> Wor
 
 
 def served(state: WorkerState, ranges: Ranges) -> WorkerState:
-    """With exactly these pieces at the relay."""
+    """Record that exactly these pieces are at the relay."""
     return replace(state, served=ranges, serve_by_s=math.inf, is_joined=state.is_joined and bool(ranges))
 
 
 def beaten(state: WorkerState, ranges: Ranges, lease_s: float, now: float, jitter: float) -> WorkerState:
-    """After a heartbeat with these ranges was accepted: promises that it states are kept."""
+    """Record an accepted heartbeat with these ranges; the leases of pieces that it states have ended."""
     share = BEAT_SHORTEST + (1 - BEAT_SHORTEST) * jitter
     state = not_before(state, heartbeat_s=now + share * lease_s / BEATS_PER_LEASE)
     if ranges == state.stated:
@@ -74,40 +75,40 @@ def beaten(state: WorkerState, ranges: Ranges, lease_s: float, now: float, jitte
 
 
 def looked(state: WorkerState, demand: Demand, now: float, every_s: float) -> WorkerState:
-    """With a demand that was read just now."""
+    """Record a demand that was read now."""
     return not_before(replace(state, demand=demand, demand_s=now), look_s=now + every_s)
 
 
 def moving(state: WorkerState, item: ExpertRange, at_s: float) -> WorkerState:
-    """With a piece that may be given up at that moment."""
+    """Record that a piece may be given up at that moment."""
     return replace(state, move=Move(item, at_s))
 
 
 def withdrawn(state: WorkerState, item: ExpertRange, now: float) -> WorkerState:
-    """With a piece that heartbeats do not state any more."""
+    """Record that heartbeats no longer state a piece."""
     return replace(state, move=Move(item, now, is_withdrawn=True))
 
 
 def stayed(state: WorkerState) -> WorkerState:
-    """With no piece to be given up; the demand is read anew before that is thought of again."""
+    """End the move and keep the piece; the demand is read again before the next move."""
     return replace(state, move=None, demand=None)
 
 
 def dropped(state: WorkerState, item: ExpertRange, now: float) -> WorkerState:
-    """Without a piece; other work is asked for at once."""
+    """Remove a piece and ask for other work at once."""
     state = replace(_without(state, item), move=None, demand=None, is_crowded=False)
     return not_before(state, volunteer_s=now)
 
 
 def forgotten(state: WorkerState) -> WorkerState:
-    """The site has another model: nothing that is held counts any more."""
+    """Remove all pieces: the site has another model."""
     nothing: Ranges = ()
     state = replace(state, model=None, pieces=(), is_fetching=False, served=nothing, stated=nothing)
     return replace(state, move=None, demand=None, is_crowded=False)
 
 
 def relay_changed(state: WorkerState, is_joined: bool, now: float) -> WorkerState:
-    """After the relay was reached, or lost."""
+    """Record that the relay was joined or lost."""
     return state if is_joined == state.is_joined else replace(state, is_joined=is_joined, lost_s=now)
 
 

@@ -1,6 +1,6 @@
-"""What a worker knows: the one value that `plan` decides from and `plan_changes` goes on from.
+"""A worker's state: the value that `plan` decides from and `plan_changes` transforms.
 
-Moments are seconds of one clock that never goes back.
+Moments are seconds of a monotonic clock.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Ranges = tuple[ExpertRange, ...]
 
 @dataclass(frozen=True, slots=True)
 class SiteModel:
-    """The model that the worker holds experts of."""
+    """The model whose experts the worker holds."""
 
     name: str
     fingerprint: str
@@ -26,7 +26,7 @@ class SiteModel:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A range that was promised as one, and is fetched, served and dropped as one. `lease_id`: until it is served."""
+    """A range that is leased, fetched, served and dropped as a whole. `lease_id`: until it is served."""
 
     range: ExpertRange
     n_bytes: int
@@ -37,18 +37,18 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A piece that others hold often enough: given up after `at_s`, if that is still so."""
+    """A piece that enough others hold: given up after `at_s` if that is still the case."""
 
     range: ExpertRange
     at_s: float
-    is_withdrawn: bool = False  # heartbeats do not state it any more, though it is still served
+    is_withdrawn: bool = False  # heartbeats no longer state it, though it is still served
 
 
 @dataclass(frozen=True, slots=True)
 class NotBefore:
-    """The moments before which something is not tried (again)."""
+    """The moments before which an action is not tried (again)."""
 
-    site_s: float = 0.0  # anything that asks the site: it is away, or wants to be left alone
+    site_s: float = 0.0  # every call to the site: it is away, or asked for a pause
     heartbeat_s: float = 0.0
     volunteer_s: float = 0.0
     fetch_s: float = 0.0
@@ -59,20 +59,20 @@ class NotBefore:
 
 @dataclass(frozen=True, slots=True)
 class WorkerState:
-    """All that a decision depends on."""
+    """Everything that a decision depends on."""
 
-    room_bytes: int  # for experts, all together
+    room_bytes: int  # bytes for all experts together
     node_id: str = ""
     model: SiteModel | None = None
     pieces: tuple[Piece, ...] = ()
     is_fetching: bool = False
     served: Ranges = ()  # pieces that are at the relay, ascending
     is_joined: bool = False
-    lost_s: float = -math.inf  # when the relay was lost last
-    serve_by_s: float = math.inf  # the first piece that waits for others waits until then
-    stated: Ranges = ()  # by the last heartbeat that was accepted
-    is_crowded: bool = False  # the market has work, but there is no room for it
-    demand: Demand | None = None  # none that is older than what was stated last
+    lost_s: float = -math.inf  # when the relay was last lost
+    serve_by_s: float = math.inf  # when fetched pieces stop waiting for others
+    stated: Ranges = ()  # by the last accepted heartbeat
+    is_crowded: bool = False  # the market has work that does not fit
+    demand: Demand | None = None  # never older than `stated`
     demand_s: float = -math.inf
     move: Move | None = None
     stop_reason: str = ""
@@ -80,10 +80,10 @@ class WorkerState:
 
     @property
     def fetched(self) -> Ranges:
-        """Pieces that are on the disk and verified, ascending."""
+        """Return the pieces that are on the disk and verified, ascending."""
         return tuple(sorted(piece.range for piece in self.pieces if piece.is_fetched))
 
     @property
-    def promises(self) -> tuple[Piece, ...]:
-        """Pieces that are still to be fetched."""
+    def unfetched(self) -> tuple[Piece, ...]:
+        """Return the pieces that are still to be fetched."""
         return tuple(piece for piece in self.pieces if not piece.is_fetched)

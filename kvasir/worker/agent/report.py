@@ -1,35 +1,68 @@
-"""What an agent says on standard output: sentences and a progress bar for people, or one JSON line per event.
+"""Events of an agent on standard output: sentences and a progress bar for people, or one JSON line per event.
 
-`agent` reports every event once, with both forms at hand. No event holds a token.
+`agent` passes both forms of every event. No event holds a token.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from typing import Any, Protocol, TextIO
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self, TextIO
 
-from kvasir.worker.slices.progress import DownloadBar
+from tqdm import tqdm
+
+from kvasir.byte_sizes import format_size
+from kvasir.experts import ExpertRange
+from kvasir.worker.agent.market_client import Assigned, MarketRefusedError
 
 PROGRESS_STEPS = 10  # events of one download, at most
 
 
 class Report(Protocol):
-    """Who hears what happens."""
+    """Receives events and progress."""
 
     def say(self, event: str, text: str, **facts: Any) -> None:
-        """One event: `text` for people (none when empty), `facts` for programs."""
+        """Report one event: `text` for people (nothing if empty), `facts` for programs."""
         ...
 
     def progress(self, label: str, done: int, total: int) -> None:
-        """Bytes of a download that are there."""
+        """Report how many bytes of a download are on the disk."""
         ...
 
 
+class DownloadBar:
+    """A progress bar in bytes that are on the disk; a resumed download starts where it was.
+
+    A context manager. Without `is_shown` it draws on a terminal only.
+    """
+
+    def __init__(self, label: str, file: TextIO | None = None, is_shown: bool | None = None) -> None:
+        disable = None if is_shown is None else not is_shown  # None: tqdm checks for a terminal
+        self._bar = tqdm(desc=label, unit="B", unit_scale=True, unit_divisor=1024, file=file, disable=disable)
+
+    def report(self, done: int, total: int) -> None:
+        """Show `done` of `total` bytes."""
+        if self._bar.total is None:
+            self._bar.initial = done  # bytes of an earlier run do not count towards the speed
+        self._bar.total = total
+        self._bar.n = done
+        self._bar.refresh() if done >= total else self._bar.update(0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._bar.close()
+
+
 class TextReport:
-    """For people."""
+    """A report for people."""
 
     def __init__(self, out: TextIO | None = None) -> None:
         self._out = out or sys.stdout
@@ -38,7 +71,7 @@ class TextReport:
         self._stack = ExitStack()
 
     def say(self, event: str, text: str, **facts: Any) -> None:
-        """Print the sentence; a bar that is there ends first."""
+        """Print the sentence, after closing an open bar."""
         del event, facts
         self._end_bar()
         if text:
@@ -58,11 +91,11 @@ class TextReport:
 
 
 class JsonReport:
-    """For programs."""
+    """A report for programs."""
 
     def __init__(self, out: TextIO | None = None) -> None:
         self._out = out or sys.stdout
-        self._told: tuple[str, int] = ("", -1)
+        self._last_step: tuple[str, int] = ("", -1)
 
     def say(self, event: str, text: str, **facts: Any) -> None:
         """Write one line."""
@@ -71,37 +104,79 @@ class JsonReport:
         self._out.flush()
 
     def progress(self, label: str, done: int, total: int) -> None:
-        """An event for each tenth."""
+        """Write an event for each tenth."""
         step = PROGRESS_STEPS * done // total if total else 0
-        if (label, step) != self._told:
-            self._told = (label, step)
+        if (label, step) != self._last_step:
+            self._last_step = (label, step)
             self.say("progress", "", range=label, done_bytes=done, total_bytes=total)
 
 
 class Announcer:
-    """Says events to a report; what repeats itself only when it is new."""
+    """Passes events to a report, and drops repeated ones."""
 
     def __init__(self, report: Report) -> None:
         self._report = report
-        self._told: dict[str, str] = {}  # what was said last, by event
+        self._last: dict[str, str] = {}  # the last content, by event
 
     def say(self, event: str, text: str, **facts: Any) -> None:
-        """Say an event."""
-        self._told.pop(event, None)
+        """Report an event."""
+        self._last.pop(event, None)
         self._report.say(event, text, **facts)
 
-    def say_new(self, event: str, what: str, text: str, **facts: Any) -> None:
-        """Say an event unless `what` is what was said of this event last."""
-        if self._told.get(event) != what:
+    def say_new(self, event: str, content: str, text: str, **facts: Any) -> None:
+        """Report an event unless its last content was the same."""
+        if self._last.get(event) != content:
             self.say(event, text, **facts)
-            self._told[event] = what
+            self._last[event] = content
 
     def forget(self, event: str) -> None:
-        """It is over: say it again when it comes back."""
-        self._told.pop(event, None)
+        """Report the event again when it next occurs: its cause is over."""
+        self._last.pop(event, None)
 
 
 def report_for(is_json: bool, out: TextIO | None = None) -> Report:
-    """The form that was asked for."""
+    """Return the report that --json selects."""
     make: Callable[[TextIO | None], Report] = JsonReport if is_json else TextReport
     return make(out)
+
+
+def range_text(item: ExpertRange) -> str:
+    """Describe one range with its last expert included."""
+    if item.n_experts == 1:
+        return f"layer {item.layer}, expert {item.start}"
+    return f"layer {item.layer}, experts {item.start} to {item.stop - 1}"
+
+
+def ranges_facts(ranges: Iterable[ExpertRange]) -> list[list[int]]:
+    """Return ranges as [layer, start, stop]."""
+    return [[item.layer, item.start, item.stop] for item in ranges]
+
+
+def assigned_text(answer: Assigned) -> str:
+    """Describe an assignment."""
+    return f"assigned: {range_text(answer.range)} of {answer.model.name}, {format_size(answer.n_bytes)}"
+
+
+def assigned_facts(answer: Assigned) -> dict[str, Any]:
+    """Return an assignment's facts for programs."""
+    return {
+        "model": answer.model.name,
+        "range": ranges_facts([answer.range])[0],
+        "bytes": answer.n_bytes,
+        "scarcity": answer.scarcity,
+        "rate_microcredits_per_row": answer.rate_microcredits,
+    }
+
+
+def refusal_text(error: MarketRefusedError, token_path: Path) -> str:
+    """Explain a refusal and what to do about it."""
+    if error.status == 401:
+        return (
+            f"the site does not accept this node's token: {error}. If it expired or was revoked, delete {token_path} "
+            "and start again: the worker then registers as a new node (with --invite CODE if the site requires it)"
+        )
+    if error.code == "invite_needed":
+        return f"the site registers nodes by invitation only: {error}. Ask its operator, then use --invite CODE"
+    if error.code == "registration_closed":
+        return f"the site registers no nodes: {error}. Ask its operator for a token, then use --token-file FILE"
+    return f"the site refuses this worker: {error}"

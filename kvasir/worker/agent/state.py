@@ -1,7 +1,7 @@
-"""What a worker keeps over restarts, in its state directory: who it is, what it holds, and nothing else.
+"""An agent's state directory: the node's id, its token and its pieces, kept over restarts.
 
-`agent` loads it at the start and saves it after every change. The token is in a file of its own that only its owner may
-read. One process at a time uses a directory; the slices beside are `slices.store`'s.
+`agent` loads it at the start and saves it after every change. The token has a file of its own that only its owner may
+read. One process at a time uses a directory; the slices in it belong to `slices.store`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from kvasir.worker.agent.plan_state import Piece, SiteModel
 from kvasir.worker.slices.cache import SliceLock
 
 VERSION = 1
-TOKEN_SHARE_LEFT = 1 / 3  # of a token's life, when it is exchanged
+TOKEN_SHARE_LEFT = 1 / 3  # of a token's lifetime, when it is exchanged
 
 
 @dataclass(frozen=True, slots=True)
 class SavedState:
-    """The file `state.json`. `since` and `expires` are Unix seconds of the token; 0: never."""
+    """The content of `state.json`. The token counts from `since` to `expires`, Unix seconds; 0: never."""
 
     site: str
     node_id: str = ""
@@ -36,7 +36,7 @@ class SavedState:
     pieces: tuple[Piece, ...] = ()
 
     def pieces_within(self, room_bytes: int) -> tuple[Piece, ...]:
-        """The pieces that a budget has room for, first come, first kept; all of them are to be fetched again."""
+        """Return the pieces that fit into a budget, in their order; all of them must be fetched again."""
         kept, left = list[Piece](), room_bytes
         for piece in self.pieces:
             if piece.n_bytes <= left:
@@ -45,14 +45,14 @@ class SavedState:
         return tuple(kept)
 
     def rotate_in_s(self, node_id: str, now: float) -> float:
-        """Seconds from Unix time `now` until this node's token should be exchanged; infinity when it never ends."""
+        """Return the seconds from Unix time `now` until this node's token should be exchanged; infinity for never."""
         if node_id != self.node_id or self.expires <= 0:
             return math.inf
         return self.expires - TOKEN_SHARE_LEFT * (self.expires - self.since) - now
 
 
 class StateDirectory:
-    """One directory for one worker of one site."""
+    """The directory of one worker of one site."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -62,7 +62,7 @@ class StateDirectory:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Make the directory, and have it alone. Raises ConfigError when another worker has it, or it cannot be."""
+        """Create the directory and lock it. Raises ConfigError if that fails or another worker has locked it."""
         try:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             lock = SliceLock(self.path / "lock")
@@ -77,7 +77,7 @@ class StateDirectory:
             lock.release()
 
     def load(self, site: str) -> SavedState:
-        """What was saved. Raises ConfigError for the state of another site, or one that nobody can read."""
+        """Return the saved state. Raises ConfigError if it is of another site or cannot be read."""
         try:
             raw = json.loads(self._state_path.read_text(encoding="utf-8"))
             if raw["version"] != VERSION:
@@ -94,13 +94,13 @@ class StateDirectory:
         except FileNotFoundError:
             return SavedState(site)
         except (OSError, ValueError, LookupError, TypeError) as error:
-            raise ConfigError(f"{self._state_path} cannot be read ({error}); delete it to begin anew") from error
+            raise ConfigError(f"{self._state_path} cannot be read ({error}); delete it to start over") from error
         if saved.site != site:
             raise ConfigError(f"--state-dir {self.path} belongs to {saved.site}, not to {site}; give each site its own")
         return saved
 
     def save(self, state: SavedState) -> None:
-        """Replace what is saved, in one step. Raises ConfigError when the disk does not take it."""
+        """Replace the saved state atomically. Raises ConfigError if it cannot be written."""
         raw = asdict(state) | {"version": VERSION}
         raw["pieces"] = [
             [piece.range.layer, piece.range.start, piece.range.stop, piece.n_bytes, piece.kernel, piece.lease_id]
@@ -109,7 +109,7 @@ class StateDirectory:
         self._write(self._state_path, json.dumps(raw, indent=1), 0o644)
 
     def read_token(self) -> str:
-        """The token, or "" when there is none. Raises ConfigError."""
+        """Return the token, or "" if there is none. Raises ConfigError if it cannot be read."""
         try:
             return self.token_path.read_text(encoding="ascii").strip()
         except FileNotFoundError:
@@ -118,7 +118,7 @@ class StateDirectory:
             raise ConfigError(f"{self.token_path} cannot be read: {type(error).__name__}") from error
 
     def save_token(self, token: str) -> None:
-        """Keep a token, readable for its owner alone."""
+        """Save a token, readable by its owner only."""
         self._write(self.token_path, token + "\n", 0o600)
 
     def _write(self, path: Path, text: str, mode: int) -> None:

@@ -1,7 +1,7 @@
-"""Who may use a worker, and which requests it takes: pure checks of frames against what the worker holds.
+"""Admission of backbones and requests: pure checks of frames against a worker's holdings.
 
-`connection` asks before anything is queued. The values inside rows are left to the kernel, which checks them before
-native code runs.
+`connection` calls them before anything is queued. The values inside rows are checked by the kernel, before native code
+runs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kvasir.worker.serving.holdings import Holdings
 
 
 def hello_refusal(hello: Hello, holdings: Holdings) -> Refuse | None:
-    """Why this hello is refused, naming what disagrees and both values; None when it is welcome."""
+    """Return a refusal of this hello that names what disagrees and both values, or None if it is welcome."""
     if hello.role is not Role.BACKBONE:
         return Refuse(RefuseCode.ROLE, f"role is {hello.role.name}, this worker serves BACKBONE")
     if hello.model_fingerprint != holdings.model_fingerprint:
@@ -36,7 +36,7 @@ def hello_refusal(hello: Hello, holdings: Holdings) -> Refuse | None:
 
 
 def dispatch_fault(dispatch: Dispatch, holdings: Holdings, peer: Limits) -> Fault | None:
-    """Why this dispatch is not computed, or None. `peer` is what the backbone accepts."""
+    """Return a fault for a dispatch that cannot be computed, or None. `peer` are the backbone's limits."""
     loaded = holdings.layers.get(dispatch.layer)
     if loaded is None:
         return Fault(
@@ -69,14 +69,14 @@ def dispatch_fault(dispatch: Dispatch, holdings: Holdings, peer: Limits) -> Faul
 
 
 def answer_bytes_of(dispatch: Dispatch) -> int:
-    """The most payload bytes that the answer to a dispatch may have."""
+    """Return the most payload bytes that the answer to a dispatch may have."""
     is_sums = dispatch.sums is not None
     return answer_bytes(len(dispatch.rows), len(dispatch.pair_ids), dispatch.d_model, is_sums=is_sums)
 
 
 def _too_large(dispatch: Dispatch, peer: Limits) -> str | None:
     n_pairs, n_bytes = len(dispatch.pair_ids), answer_bytes_of(dispatch)
-    n_rows = len(dispatch.rows) if dispatch.sums is not None else 0  # outputs are counted as pairs
+    n_rows = len(dispatch.rows) if dispatch.sums is not None else 0  # outputs count as pairs
     if n_bytes <= peer.max_payload_bytes and n_pairs <= peer.max_pairs and n_rows <= peer.max_rows:
         return None
     return (
@@ -89,7 +89,7 @@ def _outside(what: str, numbers: Pairs, count: int) -> str | None:
     least, most = int(numbers.min()), int(numbers.max())
     if least >= 0 and most < count:
         return None
-    # the wire's numbers are unsigned: above 2^31 they read as negative
+    # the wire's numbers are unsigned: from 2^31 on they read as negative
     return f"{what} {most if least >= 0 else least % 2**32} does not exist, there are {count}"
 
 

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from kvasir import __version__
 from kvasir.edge.link import TcpLink
+from kvasir.edge.states import EdgeState
 from kvasir.errors import WireError, WireVersionError
 from kvasir.relay.link import RelayLink
 from kvasir.wire.frames import (
@@ -76,18 +77,19 @@ class Connection:
         self._registry = registry
         self._loop = asyncio.get_running_loop()
         self._opened = self._loop.time()
-        self._hello: Hello | None = None
+        self._limits = PROTOCOL_LIMITS  # of the backbone, which its hello states
         self._owed_bytes = 0
         self._backlog: deque[Dispatch] = deque()  # over the budget: not computed before answers went out
         self._together: list[Job] = []  # parts of one dispatch, of which more are announced
         self.number = number
+        self.state = EdgeState.HANDSHAKE
         self.n_answered = 0
         self.link: Link = link or TcpLink(self, service.limits, HELLO_BYTES)
 
     @property
     def is_welcome(self) -> bool:
-        """Whether the handshake is done."""
-        return self._hello is not None
+        """Whether the handshake is done and the edge has not been ended."""
+        return self.state in (EdgeState.OPEN, EdgeState.GOING_AWAY)
 
     @property
     def owes(self) -> bool:
@@ -118,23 +120,25 @@ class Connection:
             self._send(Fault(0, FaultCode.PROTOCOL, clipped(reason)))
         else:
             self._send(Refuse(RefuseCode.DEADLINE, clipped(reason)))
+        self._enter(EdgeState.CLOSING)
         self.link.close(reason)
 
     def say_goodbye(self, reason: str) -> None:
         """Tell the backbone that this worker will stop."""
-        if self.is_welcome and not self.link.is_closing:
+        if self.state is EdgeState.OPEN and not self.link.is_closing:
             self._send(Goaway(clipped(reason)))
+            self._enter(EdgeState.GOING_AWAY)
 
     # What the link calls
 
     def frame_received(self, frame: Frame) -> None:
         """Handle one frame."""
-        if self._hello is None:
+        if self.state is EdgeState.HANDSHAKE:
             self._shake_hands(frame)
             return
         match frame:
             case Dispatch():
-                self._accept(frame, self._hello)
+                self._accept(frame)
             case Ping(number):
                 self._send(Pong(number))
             case Pong() | Goaway():
@@ -159,6 +163,7 @@ class Connection:
     def link_closed(self, reason: str) -> None:
         """Forget everything that this backbone had asked for."""
         log.info("connection %d closed after %d answers: %s", self.number, self.n_answered, reason)
+        self._enter(EdgeState.CLOSED)
         self._forget_work()
         self._registry.connection_changed(self)
 
@@ -171,7 +176,8 @@ class Connection:
         if refusal is not None:
             self._refuse(refusal)
             return
-        self._hello = frame
+        self._limits = frame.limits
+        self._enter(EdgeState.OPEN)
         self.link.accept(self._service.limits)
         log.info("connection %d: welcome, %s", self.number, frame.name or "nameless backbone")
         self._send(
@@ -192,10 +198,11 @@ class Connection:
             return
         log.info("connection %d refused (%s): %s", self.number, refusal.code.name, refusal.message)
         self._send(refusal)
+        self._enter(EdgeState.CLOSING)
         self.link.close(f"refused: {refusal.message}")
 
-    def _accept(self, dispatch: Dispatch, hello: Hello) -> None:
-        fault = dispatch_fault(dispatch, self._service.holdings, hello.limits)
+    def _accept(self, dispatch: Dispatch) -> None:
+        fault = dispatch_fault(dispatch, self._service.holdings, self._limits)
         if fault is not None:
             self._send(fault)
             return
@@ -239,4 +246,7 @@ class Connection:
 
     def _send(self, frame: Frame) -> None:
         if not self.link.is_closing:
-            self.link.send(frame, self._hello.limits if self._hello is not None else PROTOCOL_LIMITS)
+            self.link.send(frame, self._limits)
+
+    def _enter(self, state: EdgeState) -> None:
+        self.state = self.state.to(state, f"connection {self.number}")

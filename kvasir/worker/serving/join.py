@@ -1,7 +1,7 @@
-"""The worker that dials out: one connection to a relay, kept open, over which all of its backbones come.
+"""The worker behind a relay: one outgoing connection, kept open, that carries the edges of all its backbones.
 
-`__main__` runs one for `kvasir-worker join`. Requests are checked, computed and answered by the same `Connection` and
-queue as over TCP; only what carries the frames differs.
+`__main__` runs one for `kvasir-worker join --slice`, an agent one for each set of holdings. The same `Connection` and
+compute queue serve requests as over TCP; only the link differs.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import random
 from collections.abc import Callable
 
 from kvasir import __version__
-from kvasir.edge.keepalive import KeepAlive
 from kvasir.edge.reconnect import failures_after, reconnect_delay_s
+from kvasir.edge.signs_of_life import KeepAlive
 from kvasir.errors import EdgeError
 from kvasir.relay.link import RelayLink
 from kvasir.relay.socket import RelaySocket
 from kvasir.wire.frames import Hello, Refuse, RefuseCode, Role
 from kvasir.wire.header import MAX_INFLIGHT_BYTES, Limits
 from kvasir.worker.serving.compute import ComputeQueue
-from kvasir.worker.serving.config import WorkerConfig
+from kvasir.worker.serving.config import ClientLimits, RelayAccess
 from kvasir.worker.serving.connection import Connection, Service
 from kvasir.worker.serving.holdings import Holdings
 
@@ -31,32 +31,34 @@ log = logging.getLogger(__name__)
 
 
 class RelayWorker:
-    """Serves one slice through one relay. `run` it; `stop` lets it end in order."""
+    """Serves holdings through one relay. Call `run`; `stop` ends it in order."""
 
     def __init__(
         self,
-        config: WorkerConfig,
+        relay: RelayAccess,
         holdings: Holdings,
+        limits: ClientLimits | None = None,
         *,
         on_joined: Callable[[], None] = lambda: None,
         on_lost: Callable[[str], None] = lambda _reason: None,
         jitter: Callable[[], float] = random.random,
         keep_alive: KeepAlive | None = None,
     ) -> None:
-        self._config = config
+        self._relay = relay
+        self._limits = limits or ClientLimits()
         self._on_joined = on_joined
         self._on_lost = on_lost
         self._jitter = jitter
         self._keep_alive = keep_alive
-        limits = Limits(max_inflight_bytes=min(config.max_inflight_bytes, MAX_INFLIGHT_BYTES))
-        self._service = Service(holdings, ComputeQueue(holdings.layers), limits)
+        most = min(self._limits.max_inflight_bytes, MAX_INFLIGHT_BYTES)
+        self._service = Service(holdings, ComputeQueue(holdings.layers), Limits(max_inflight_bytes=most))
         self._connections: set[Connection] = set()
         self._n_edges = 0
         self._stopping: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._changed = asyncio.Event()
 
     async def run(self) -> None:
-        """Stay joined until `stop`; a relay that is not there or refuses is dialled again for ever."""
+        """Stay joined until `stop`; dial again, without end, when the relay is away or refuses."""
         loop = asyncio.get_running_loop()
         self._service.queue.start()
         n_failures = 0
@@ -78,23 +80,23 @@ class RelayWorker:
             self._service.queue.stop()
 
     def stop(self, reason: str) -> None:
-        """Have `run` say goodbye, answer what is under way (within the stop deadline), and end."""
+        """Make `run` announce the end, answer the requests in flight (within the stop deadline), and return."""
         if not self._stopping.done():
             self._stopping.set_result(reason)
 
-    # What connections ask
+    # Called by connections
 
     def refusal(self) -> Refuse | None:
-        """Why no further backbone is welcome, or None."""
+        """Return a refusal for a further backbone, or None."""
         if self._stopping.done():
             return Refuse(RefuseCode.STOPPING, "this worker is about to stop")
         n_welcome = sum(connection.is_welcome for connection in self._connections)
-        if n_welcome >= self._config.max_clients:
-            return Refuse(RefuseCode.FULL, f"{n_welcome} backbones are connected, {self._config.max_clients} may be")
+        if n_welcome >= self._limits.max_clients:
+            return Refuse(RefuseCode.FULL, f"{n_welcome} backbones are connected, {self._limits.max_clients} may be")
         return None
 
     def connection_changed(self, connection: Connection) -> None:
-        """Forget a connection that is gone; wake who waits for the connections."""
+        """Forget a connection that is gone, and wake the waiting tasks."""
         if connection.link.is_gone:
             self._connections.discard(connection)
         self._changed.set()
@@ -108,21 +110,21 @@ class RelayWorker:
             holdings.kernel.name,
             self._service.limits,
             f"kvasir-worker {__version__}",
-            self._config.token,
+            self._relay.token,
         )
         socket = await RelaySocket.connect(
-            self._config.relay_url,
+            self._relay.url,
             hello,
             on_edge=self._edge_opened,
             deadline_s=CONNECT_DEADLINE_S,
             keep_alive=self._keep_alive,
         )
-        log.info("joined %s", self._config.relay_url)
+        log.info("joined %s", self._relay.url)
         self._on_joined()
         return socket
 
     async def _serve(self, socket: RelaySocket) -> None:
-        """Serve until the socket is gone, or until this worker has stopped in order."""
+        """Serve until the socket is closed, or until this worker has stopped in order."""
         await asyncio.wait([socket.closed, self._stopping], return_when=asyncio.FIRST_COMPLETED)
         if socket.closed.done():
             log.warning("lost: %s", socket.closed.result())
@@ -143,7 +145,7 @@ class RelayWorker:
 
     async def _until_nothing_is_owed(self) -> None:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._config.deadlines.stop_s):
+            async with asyncio.timeout(self._limits.deadlines.stop_s):
                 while any(connection.owes for connection in self._connections):
                     self._changed.clear()
                     await self._changed.wait()

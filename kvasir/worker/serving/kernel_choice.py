@@ -1,6 +1,6 @@
-"""Which kernel a worker computes with, with how many threads, and what there is to say about it.
+"""The choice of a worker's kernel, and the facts that it reports about it.
 
-`holdings` chooses once at the start, `report` tells. The registry decides what can compute a slice.
+`holdings` chooses, `report` reports. The registry decides which kernel can compute a slice.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ KX1_KEPT_BYTES = 72 * 1024 * 1024  # working memory that the C library keeps: SC
 def choose_kernel(
     name: str, experts: Sequence[LayerExperts], n_threads: int | None, backend: Backend = CPU
 ) -> ExpertKernel:
-    """The kernel of this name, or with "auto" the best one for these experts, on a backend.
+    """Return the kernel of this name, or with "auto" the best one for these experts, on a backend.
 
-    Raises ConfigError for an unknown name, a bad KVASIR_ISA or a GPU that is not there, KernelError when no kernel can
-    compute the experts.
+    Raises ConfigError for an unknown name, an invalid KVASIR_ISA or a missing GPU, KernelError if no kernel can compute
+    the experts.
     """
     return kernel_for(experts, n_threads, backend) if name == "auto" else kernel_named(name, n_threads, backend)
 
 
 @dataclass(frozen=True, slots=True)
 class KernelFacts:
-    """How a kernel runs here."""
+    """How a kernel runs on this machine."""
 
     build: str  # the instruction set or the GPU, "native" for the float kernel in C, or "numpy"
     n_threads: int
-    kept_bytes: int  # memory that it may keep between calls, beside the mapped slice
+    kept_bytes: int  # memory that it may keep between calls, in addition to the mapped slice
 
 
 def kernel_facts(kernel: ExpertKernel, n_threads: int | None) -> KernelFacts:
-    """What to say about a kernel that was chosen with this thread count."""
+    """Return the facts of a kernel that was chosen with this thread count."""
     threads = 1 if _is_numpy(kernel) else n_threads or native.usable_cores()
     if kernel.name != FLOAT_NAME:
         return KernelFacts(str(getattr(kernel, "isa_name", NUMPY)), threads, KX1_KEPT_BYTES)
@@ -51,7 +51,7 @@ def kernel_facts(kernel: ExpertKernel, n_threads: int | None) -> KernelFacts:
 
 
 def _is_numpy(kernel: ExpertKernel) -> bool:
-    """Whether this kernel runs in numpy, which has one build and one thread."""
+    """Return whether this kernel runs in numpy, which has one build and one thread."""
     if kernel.name == FLOAT_NAME:
         return wanted_isa() == NUMPY or not native.available()
     return not hasattr(kernel, "isa_name")

@@ -1,6 +1,6 @@
-"""What a worker says about itself on standard output: sentences for people, or one JSON line per event.
+"""A serving worker's events on standard output: sentences for people, or one JSON line per event.
 
-`__main__` writes these. The event "listening" comes when backbones can connect and names the real port; programs that
+`__main__` prints them. The event "listening" means that backbones can connect, and has the actual port; programs that
 start workers wait for it.
 """
 
@@ -19,7 +19,7 @@ BASE_BYTES = 48 * MIB  # the program: interpreter, numpy, libraries, small buffe
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """A worker that is ready: what it serves, with what, where, and what memory it takes."""
+    """The facts of a worker that is ready: slice, kernel, address and memory."""
 
     host: str
     port: int
@@ -39,8 +39,8 @@ class Listening:
 
     @classmethod
     def of(cls, config: WorkerConfig, holdings: Holdings, host: str, port: int) -> Listening:
-        """The facts of a worker that listens at `host`:`port`."""
-        facts = kernel_facts(holdings.kernel, config.n_threads)
+        """Collect the facts of a worker that listens on `host`:`port`."""
+        facts = kernel_facts(holdings.kernel, config.kernel.n_threads)
         idle = holdings.slice_bytes + BASE_BYTES + facts.kept_bytes
         return cls(
             host=host,
@@ -57,15 +57,15 @@ class Listening:
             threads=facts.n_threads,
             kernel_bytes=facts.kept_bytes,
             memory_bytes=idle,
-            memory_bytes_most=idle + config.max_clients * config.max_inflight_bytes,
+            memory_bytes_most=idle + config.limits.max_clients * config.limits.max_inflight_bytes,
         )
 
     def as_json(self) -> str:
-        """One line for programs."""
+        """Return the event as one line for programs."""
         return json.dumps({"event": "listening", **asdict(self)})
 
     def as_text(self) -> str:
-        """A few lines for people."""
+        """Return the facts as a few lines for people."""
         return "\n".join(
             (
                 f"slice    {self.slice}: {self.n_experts} experts of {self.model}, {self.slice_bytes / MIB:.1f} MiB",
@@ -81,7 +81,7 @@ class Listening:
 
 
 def ranges_text(ranges: list[tuple[int, int, int]]) -> str:
-    """Expert ranges in short: neighbouring layers with the same ranges together."""
+    """Describe expert ranges briefly: neighbouring layers with the same ranges are grouped."""
     by_layer = [
         (layer, tuple((start, stop) for _, start, stop in held)) for layer, held in groupby(ranges, lambda r: r[0])
     ]
@@ -100,16 +100,16 @@ def _group_text(first: int, last: int, held: tuple[tuple[int, int], ...]) -> str
 
 
 def joined_json(url: str, holdings: Holdings) -> str:
-    """The line of a worker that a relay has accepted; it comes again after every new connection."""
+    """Return the event of a worker that a relay has accepted; it repeats after each reconnection."""
     facts = {"relay": url, "model": holdings.model_name, "n_experts": holdings.n_experts}
     return json.dumps({"event": "joined", **facts, "kernel": holdings.kernel.name})
 
 
 def joined_text(url: str, holdings: Holdings) -> str:
-    """The same for people."""
+    """Return the same as a sentence for people."""
     return f"joined {url} with {holdings.n_experts} experts of {holdings.model_name}, kernel {holdings.kernel.name}"
 
 
 def stopped_json(reason: str) -> str:
-    """The last line of a worker that stops in order."""
+    """Return the last event of a worker that stops in order."""
     return json.dumps({"event": "stopped", "reason": reason})

@@ -1,7 +1,7 @@
-"""The worker's server: accepts backbones, watches over deadlines, stops in order.
+"""The worker's TCP server: it accepts backbones, enforces deadlines and stops in order.
 
-`__main__` runs one per process. Many backbones at once, each in its own connection; they meet only in the compute
-queue, where they take turns.
+`__main__` runs one per process. Each backbone has its own connection; they share the compute queue only, where they
+take turns.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ from kvasir.worker.serving.holdings import Holdings
 from kvasir.worker.serving.watch import overdue
 
 WATCH_EVERY_S = 1.0
-STRANGERS = 64  # sockets that have not said hello yet, beside the welcome ones
+STRANGERS = 64  # sockets without a hello yet, in addition to the welcome ones
 
 log = logging.getLogger(__name__)
 
 
 class WorkerServer:
-    """Serves one slice. `start`, then `stop`; both on the same event loop."""
+    """Serves one slice. Call `start`, then `stop`, on the same event loop."""
 
     def __init__(self, config: WorkerConfig, holdings: Holdings) -> None:
         self._config = config
-        limits = Limits(max_inflight_bytes=min(config.max_inflight_bytes, MAX_INFLIGHT_BYTES))
-        self._service = Service(holdings, ComputeQueue(holdings.layers), limits)
+        self._limits = config.limits
+        most = min(self._limits.max_inflight_bytes, MAX_INFLIGHT_BYTES)
+        self._service = Service(holdings, ComputeQueue(holdings.layers), Limits(max_inflight_bytes=most))
         self._connections: set[Connection] = set()
         self._n_accepted = 0
         self._is_stopping = False
@@ -44,7 +45,7 @@ class WorkerServer:
         self._changed = asyncio.Event()
 
     async def start(self) -> tuple[str, int]:
-        """Listen; returns the bound host and port. Raises ConfigError when the address cannot be had."""
+        """Listen and return the bound host and port. Raises ConfigError if the address cannot be bound."""
         loop = asyncio.get_running_loop()
         host, port = self._config.host, self._config.port
         try:
@@ -59,13 +60,13 @@ class WorkerServer:
         return bound[0], bound[1]
 
     async def stop(self, reason: str) -> None:
-        """Say goodbye, answer what is in flight (within the stop deadline), close everything."""
+        """Announce the end, answer the requests in flight (within the stop deadline), and close everything."""
         self._is_stopping = True
         if self._server is not None:
             self._server.close()
         for connection in self._connections:
             connection.say_goodbye(reason)
-        await self._until(lambda: not any(c.owes for c in self._connections), self._config.deadlines.stop_s)
+        await self._until(lambda: not any(c.owes for c in self._connections), self._limits.deadlines.stop_s)
         for connection in tuple(self._connections):
             connection.link.close(reason)
         await self._until(lambda: not self._connections, 2 * LINGER_S)
@@ -76,16 +77,16 @@ class WorkerServer:
             self._watching.cancel()
 
     def refusal(self) -> Refuse | None:
-        """Why no further backbone is welcome, or None."""
+        """Return a refusal for a further backbone, or None."""
         if self._is_stopping:
             return Refuse(RefuseCode.STOPPING, "this worker is about to stop")
         n_welcome = sum(connection.is_welcome for connection in self._connections)
-        if n_welcome >= self._config.max_clients:
-            return Refuse(RefuseCode.FULL, f"{n_welcome} backbones are connected, {self._config.max_clients} may be")
+        if n_welcome >= self._limits.max_clients:
+            return Refuse(RefuseCode.FULL, f"{n_welcome} backbones are connected, {self._limits.max_clients} may be")
         return None
 
     def connection_changed(self, connection: Connection) -> None:
-        """Forget a connection that is gone; wake who waits for the connections."""
+        """Forget a connection that is gone, and wake the waiting tasks."""
         if connection.link.is_gone:
             self._connections.discard(connection)
         self._changed.set()
@@ -94,7 +95,7 @@ class WorkerServer:
         self._n_accepted += 1
         connection = Connection(self._service, self, self._n_accepted)
         self._connections.add(connection)
-        if len(self._connections) > self._config.max_clients + STRANGERS:
+        if len(self._connections) > self._limits.max_clients + STRANGERS:
             asyncio.get_running_loop().call_soon(connection.link.abort, "too many connections")
         return connection
 
@@ -111,6 +112,6 @@ class WorkerServer:
         while True:
             await asyncio.sleep(WATCH_EVERY_S)
             for connection in tuple(self._connections):
-                reason = overdue(loop.time(), connection.moments, self._config.deadlines)
+                reason = overdue(loop.time(), connection.moments, self._limits.deadlines)
                 if reason is not None:
                     connection.end(reason)

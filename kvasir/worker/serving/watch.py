@@ -1,7 +1,7 @@
-"""Which connection has taken too long: a pure decision over moments in seconds.
+"""The deadlines of a connection: a pure decision over moments in seconds.
 
-`serve` asks for every connection once a second. It closes what holds resources without using them; computing time is
-never held against a backbone.
+`serve` checks every connection once a second and closes those that hold resources without using them. Computing time
+never counts against a backbone.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from kvasir.worker.serving.config import Deadlines
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """What happened on a connection, and when."""
+    """The state of a connection and the moments of its last events."""
 
     opened: float
     is_welcome: bool
     last_received: float
-    frame_began: float | None  # of a frame that is not complete
+    frame_began: float | None  # of an incomplete frame
     last_sent: float
     has_unsent: bool
-    owes: bool  # answers are being computed, or wait for their turn
+    owes: bool  # requests are being computed or queued
 
 
 def overdue(now: float, moments: Moments, deadlines: Deadlines) -> str | None:
-    """Why the connection must end now, or None."""
+    """Return why the connection must end now, or None."""
     if not moments.is_welcome:
         if now - moments.opened >= deadlines.hello_s:
             return f"no hello within {deadlines.hello_s:g} s"

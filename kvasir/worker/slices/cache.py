@@ -1,7 +1,7 @@
-"""A directory of slices within a budget of bytes: what is there, what is in use, and what goes when room is needed.
+"""A cache directory of slices within a byte budget: its entries, locks on slices in use, and eviction.
 
-`slices.store` owns one. Each slice has a lock file that the operating system lets go of when a process ends, so several
-workers may share a directory: what any of them uses is never evicted.
+`slices.store` owns one. Each slice has a lock file, which the operating system unlocks when a process ends. So several
+workers may share a directory, and a slice that any of them uses is never evicted.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from kvasir.worker.slices.paths import SlicePaths
 
 try:
     import fcntl
-except ImportError:  # Windows: one worker for each directory there
+except ImportError:  # Windows: one worker per directory
     fcntl = None  # type: ignore[assignment]
 
 
 class CacheFullError(DownloadError):
-    """The cache's budget has no room for a slice beside those that are in use."""
+    """The cache's budget has no room for a slice in addition to those in use."""
 
 
 class SliceLock:
-    """A slice in use: held by the one that downloads it, or shared by those that serve it."""
+    """The lock of a slice in use: exclusive for its download, shared by those that serve it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._descriptor: int | None = None
 
     def take(self, is_shared: bool = False) -> bool:
-        """Whether it could be had. Taking it again changes between held and shared."""
+        """Try to lock and return whether that worked. A second call changes between exclusive and shared."""
         if self._descriptor is None:
             self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
         if fcntl is None:
@@ -45,7 +45,7 @@ class SliceLock:
         return True
 
     def release(self) -> None:
-        """Let go. May be called again."""
+        """Unlock. May be called again."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
@@ -53,7 +53,7 @@ class SliceLock:
 
 @dataclass(frozen=True, slots=True)
 class CacheEntry:
-    """What is there of one slice."""
+    """The files of one slice."""
 
     paths: SlicePaths
     n_bytes: int
@@ -61,7 +61,7 @@ class CacheEntry:
 
 
 class SliceCache:
-    """The directory; made when it is not there."""
+    """One directory, which is created if it does not exist."""
 
     def __init__(self, directory: Path, budget_bytes: int) -> None:
         self.directory = directory
@@ -69,14 +69,14 @@ class SliceCache:
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise DownloadError(f"the cache {directory} cannot be made ({error})") from error
+            raise DownloadError(f"the cache {directory} cannot be created ({error})") from error
 
     def lock(self, paths: SlicePaths) -> SliceLock:
-        """The lock of a slice, not yet taken."""
+        """Return the lock of a slice, not yet taken."""
         return SliceLock(paths.complete.with_suffix(".lock"))
 
     def entries(self) -> list[CacheEntry]:
-        """What is there, the longest unused first."""
+        """Return the entries, least recently used first."""
         stems = {path.name.split(".")[0] for path in self.directory.iterdir() if path.suffix in (".gguf", ".partial")}
         found = []
         for stem in stems:
@@ -91,9 +91,9 @@ class SliceCache:
         return sorted(found, key=lambda entry: entry.used_ns)
 
     def make_room(self, paths: SlicePaths, n_bytes: int) -> None:
-        """Evict until a slice of `n_bytes` fits, with what is there of it already counted in.
+        """Evict until a slice of `n_bytes` in all fits; `n_bytes` includes the part that is on the disk already.
 
-        Raises CacheFullError, before anything is evicted, when what is in use leaves no room for it.
+        Raises CacheFullError, before anything is evicted, if the slices in use leave no room for it.
         """
         others = [entry for entry in self.entries() if entry.paths != paths]
         free = [(entry, lock) for entry in others if (lock := self._lock_unused(entry)) is not None]
@@ -115,12 +115,12 @@ class SliceCache:
                 lock.release()
 
     def touch(self, paths: SlicePaths) -> None:
-        """Count a slice as used now."""
+        """Mark a slice as used now."""
         with contextlib.suppress(OSError):
             os.utime(paths.manifest)
 
     def remove(self, paths: SlicePaths) -> None:
-        """Delete all that is there of a slice, but its lock file: another process may have opened that."""
+        """Delete the files of a slice except its lock file, which another process may have opened."""
         for path in paths.all:
             path.unlink(missing_ok=True)
 

@@ -1,30 +1,34 @@
-"""Fetches a slice into its partial file: from the byte where the last attempt ended, until all bytes are there.
+"""The download of a slice into its partial file, resumed at the byte where the last attempt ended.
 
-`slices.store` calls it. The header always comes from the site; weights come from the origin when one is offered, and
-from the site once that fails. A cut, a timeout or a busy server is waited out and tried again; only attempts that bring
-no byte count as failed. Nothing is verified here.
+`slices.store` calls it. The header always comes from the site. Weights come from the origin if the manifest names one
+that serves the right bytes, and from the site after it fails. After a cut, a timeout or a busy server the download
+waits and tries again; only attempts that bring no byte count as failed. `repair` verifies the result.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import random
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 
 from kvasir.errors import DownloadError
+from kvasir.experts import ExpertRange
+from kvasir.slicing.manifest import ExpertKey
 from kvasir.worker.slices.http import RangeSource, SourceRefusedError, TransferError
 from kvasir.worker.slices.manifest import OriginPiece, SliceManifest
 from kvasir.worker.slices.paths import DiskFullError, PartialFile
 
-WRITE_BYTES = 1 << 20  # are gathered before a thread writes them
-ORIGIN_ATTEMPTS = 2  # that bring nothing, until the site is asked instead
+WRITE_BYTES = 1 << 20  # gathered before a thread writes them
+ORIGIN_ATTEMPTS = 2  # without a byte, before the site is used instead
 
-Progress = Callable[[int, int], None]  # bytes that are there, bytes in all
+Progress = Callable[[int, int], None]  # bytes on the disk, bytes in all
 Pause = Callable[[float], Awaitable[None]]
 
 log = logging.getLogger(__name__)
@@ -32,7 +36,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Patience:
-    """How failed attempts are spread out: waits double, and are shortened at random so that workers do not agree."""
+    """The waits between failed attempts: they double, and are shortened at random so that workers spread out."""
 
     attempts: int = 8  # in a row without a byte
     first_s: float = 0.5
@@ -48,16 +52,16 @@ class Patience:
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Where bytes may come from."""
+    """The servers that bytes may come from."""
 
     site: RangeSource
     slice_url: str
-    origin: RangeSource  # has no token
+    origin: RangeSource  # gets no token
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """The bytes that come next: up to `stop`, from one address."""
+    """The next bytes: up to `stop`, from one address."""
 
     stop: int
     origin: OriginPiece | None = None
@@ -66,7 +70,7 @@ class _Step:
 
 
 class SliceDownload:
-    """One slice. `run` may be cancelled at any moment, and a new one goes on where it was."""
+    """The download of one slice. `run` may be cancelled at any moment; a new download resumes it."""
 
     def __init__(self, sources: Sources, layout: SliceManifest, file: PartialFile, patience: Patience) -> None:
         self._sources = sources
@@ -77,10 +81,10 @@ class SliceDownload:
         self.use_origin = bool(layout.origin)
 
     async def run(self, progress: Progress) -> None:
-        """Fetch what is missing.
+        """Fetch the missing bytes.
 
-        Raises SliceChangedError when the site has other bytes by now, DiskFullError, or DownloadError after too many
-        attempts in a row that brought nothing.
+        Raises SliceChangedError if the site now has other bytes, DiskFullError, or DownloadError after too many
+        attempts in a row without a byte.
         """
         check_room(self._file.path, self._layout.n_bytes - self._file.n_bytes)
         n_failed = 0
@@ -101,12 +105,12 @@ class SliceDownload:
                 failure = error
             n_failed = 1 if self._file.n_bytes > before else n_failed + 1
             if n_failed >= self._patience.attempts:
-                raise DownloadError(f"{n_failed} attempts in a row brought nothing: {failure}") from failure
+                raise DownloadError(f"{n_failed} attempts in a row brought no byte: {failure}") from failure
             if step.origin is not None and self._file.n_bytes == before:
                 self._origin_failures += 1
                 if self._origin_failures >= ORIGIN_ATTEMPTS:
                     self._leave_origin(failure)
-            log.info("the download stopped at byte %d and goes on there: %s", self._file.n_bytes, failure)
+            log.info("the download was cut at byte %d and resumes there: %s", self._file.n_bytes, failure)
             await self._patience.wait(n_failed, failure.retry_after_s)
 
     def _next_step(self) -> _Step:
@@ -140,7 +144,7 @@ class SliceDownload:
             await self._append(chunks, progress)
 
     async def _append(self, chunks: AsyncIterator[bytes], progress: Progress) -> None:
-        """Append chunks as they come; those that came before an error are kept."""
+        """Append chunks as they arrive; those before an error are kept."""
         gathered = bytearray()
         try:
             async for chunk in chunks:
@@ -154,7 +158,7 @@ class SliceDownload:
             progress(self._file.n_bytes, self._layout.n_bytes)
 
     async def _write(self, data: bytes) -> None:
-        """Append in a thread; whoever cancels this finds the file at rest."""
+        """Append in a thread. A cancellation waits for the write, so the file is not written to afterwards."""
         writing = asyncio.ensure_future(asyncio.to_thread(self._file.append, data))
         try:
             await asyncio.shield(writing)
@@ -163,12 +167,52 @@ class SliceDownload:
             raise
 
     def _leave_origin(self, reason: Exception) -> None:
-        log.warning("the origin is not used any more, the site is: %s", reason)
+        log.warning("the origin failed, the site is used instead: %s", reason)
         self.use_origin = False
 
 
 def check_room(path: Path, n_bytes: int) -> None:
-    """Raises DiskFullError when the disk has fewer bytes free, before any is fetched."""
+    """Raise DiskFullError if the disk has fewer than `n_bytes` free."""
     n_free = shutil.disk_usage(path.parent).free
     if n_free < n_bytes:
         raise DiskFullError(f"{path}: the rest of the slice needs {n_bytes} bytes, the disk has {n_free} free")
+
+
+async def origin_is_right(source: RangeSource, layout: SliceManifest, ranges: tuple[ExpertRange, ...]) -> bool:
+    """Return whether the origin serves the bytes that the manifest describes: fetch and hash the first expert there.
+
+    Every failure is logged as a warning and returns False.
+    """
+    first = ranges[0]
+    wanted = layout.manifest.experts[ExpertKey(first.layer, first.start)]
+    digest = hashlib.sha256()
+    try:
+        for place, n_bytes in _first_expert(layout, ranges):
+            chunks = source.read_range(place.url, place.offset, place.offset + n_bytes, place.file_bytes)
+            async with aclosing(chunks):
+                async for chunk in chunks:
+                    digest.update(chunk)
+    except DownloadError as error:
+        log.warning("the origin is not used: %s", error)
+        return False
+    if digest.hexdigest() != wanted.sha256:
+        log.warning(
+            "the origin %s is not used: expert %d of layer %d has SHA-256 %s there, the manifest says %s",
+            *(layout.origin[0].url, first.start, first.layer, digest.hexdigest(), wanted.sha256),
+        )
+        return False
+    return True
+
+
+def _first_expert(layout: SliceManifest, ranges: tuple[ExpertRange, ...]) -> list[tuple[OriginPiece, int]]:
+    """Return the first expert's places. A layer's pieces are ordered by tensor, and within a tensor by range."""
+    in_layer = list(takewhile(lambda item: item.layer == ranges[0].layer, ranges))
+    layer_bytes = sum(digest.n_bytes for key, digest in layout.manifest.experts.items() if key.layer == ranges[0].layer)
+    places = []
+    for number, piece in enumerate(layout.pieces):
+        if layer_bytes <= 0:
+            break
+        layer_bytes -= piece.n_bytes
+        if number % len(in_layer) == 0:
+            places.append((layout.origin[number], piece.n_bytes // in_layer[0].n_experts))
+    return places

@@ -1,8 +1,8 @@
-"""The worker's HTTP: byte ranges with a deadline on every read, from the site or from the model's origin.
+"""HTTP byte ranges with a deadline on every read, from the site or from the model's origin.
 
-`slices.download` and `slices.repair` fetch through it. The token goes to the site alone; redirects to another host are
-refused; proxies in the environment are passed over. What may succeed later is a TransferError, what will not a
-SourceRefusedError.
+`slices.download` and `slices.repair` fetch through it. The token is sent to the site only; redirects to another host
+are refused; proxies in the environment are ignored. A request that may succeed later raises TransferError, one that
+will not raises SourceRefusedError.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from kvasir.errors import DownloadError
 CONNECT_S = 10.0
 READ_S = 30.0  # without a byte
 REDIRECTS_MAX = 3
-SLOWEST_BYTES_PER_S = 1024  # over a window; what is slower is taken for cut
+SLOWEST_BYTES_PER_S = 1024  # over a window; a slower connection counts as cut
 WINDOW_S = 30.0
 RETRY_AFTER_MAX_S = 60.0
-ERROR_BYTES = 2048  # of an error's body that are read for its message
+ERROR_BYTES = 2048  # read of an error's body for its message
 
 
 class TransferError(DownloadError):
@@ -34,15 +34,15 @@ class TransferError(DownloadError):
 
 
 class SourceRefusedError(DownloadError):
-    """The server will not give these bytes, however often it is asked."""
+    """The server refuses these bytes; a repetition will be refused too."""
 
 
 class SliceChangedError(DownloadError):
-    """The server has other bytes under this address than those that were begun with."""
+    """The server's file at this address is not the one that the download began with."""
 
 
 def make_client(transport: httpx.AsyncBaseTransport | None = None) -> httpx.AsyncClient:
-    """A client for `RangeSource`; the caller closes it. `transport` is for tests."""
+    """Return a client for `RangeSource`; the caller closes it. `transport` is for tests."""
     return httpx.AsyncClient(
         transport=transport,
         http1=True,
@@ -55,7 +55,7 @@ def make_client(transport: httpx.AsyncBaseTransport | None = None) -> httpx.Asyn
 
 
 class RangeSource:
-    """One server, with the token that it gets or none."""
+    """One server, with a token or without."""
 
     def __init__(self, client: httpx.AsyncClient, token: str = "", clock: Callable[[], float] = time.monotonic) -> None:
         self._client = client
@@ -63,22 +63,22 @@ class RangeSource:
         self._headers = {"authorization": f"Bearer {token}"} if token else {}
 
     async def read_all(self, url: str, n_bytes_max: int, read_s: float) -> bytes:
-        """A small document. `read_s` is how long its server may work before it answers."""
+        """Return a small document. `read_s` is how long the server may take to answer."""
         body = bytearray()
         async with self._response(url, {}, read_s) as response:
             await _raise_for_status(response, (200,))
             async for chunk in self._chunks(response):
                 body += chunk
                 if len(body) > n_bytes_max:
-                    raise SourceRefusedError(f"{url}: more than {n_bytes_max} bytes came")
+                    raise SourceRefusedError(f"{url}: the answer has more than {n_bytes_max} bytes")
         return bytes(body)
 
     async def read_range(
         self, url: str, start: int, stop: int, total: int, etag: str = ""
     ) -> AsyncGenerator[bytes, None]:
-        """Bytes `start` up to `stop` of a file of `total` bytes, as they arrive; all of them, or an error is raised.
+        """Yield bytes `start` up to `stop` of a file of `total` bytes as they arrive; raise unless all of them come.
 
-        Raises SliceChangedError when the file has another size or, with `etag`, another entity tag.
+        Raises SliceChangedError if the file has another size or, with `etag`, another entity tag.
         """
         headers = {"range": f"bytes={start}-{stop - 1}"} | ({"if-range": etag} if etag else {})
         async with self._response(url, headers, READ_S) as response:
@@ -95,7 +95,7 @@ class RangeSource:
 
     @asynccontextmanager
     async def _response(self, url: str, headers: dict[str, str], read_s: float) -> AsyncIterator[httpx.Response]:
-        """The answer, after redirects on the same host."""
+        """Yield the response, after redirects on the same host."""
         target = url
         try:
             for _ in range(REDIRECTS_MAX):
@@ -117,18 +117,16 @@ class RangeSource:
         raise SourceRefusedError(f"{url}: more than {REDIRECTS_MAX} redirects")
 
     async def _chunks(self, response: httpx.Response) -> AsyncIterator[bytes]:
-        """The body as it arrives. Raises TransferError when it only trickles."""
+        """Yield the body as it arrives. Raises TransferError if it is too slow."""
         if response.headers.get("content-encoding", "identity") != "identity":
-            raise SourceRefusedError(
-                f"{response.url}: the bytes come encoded as {response.headers['content-encoding']}"
-            )
+            raise SourceRefusedError(f"{response.url}: the body is encoded as {response.headers['content-encoding']}")
         since, n_bytes = self._clock(), 0
         async for chunk in response.aiter_raw():
             n_bytes += len(chunk)
             elapsed = self._clock() - since
             if elapsed > WINDOW_S:
                 if n_bytes < elapsed * SLOWEST_BYTES_PER_S:
-                    raise TransferError(f"{response.url}: only {n_bytes} bytes came within {elapsed:.0f} s")
+                    raise TransferError(f"{response.url}: only {n_bytes} bytes in {elapsed:.0f} s")
                 since, n_bytes = self._clock(), 0
             yield chunk
 
@@ -136,7 +134,7 @@ class RangeSource:
 def _redirected(source: httpx.URL, location: str) -> str:
     target = source.join(location)
     if (target.scheme, target.host, target.port) != (source.scheme, source.host, source.port):
-        raise SourceRefusedError(f"{source}: it redirects to another host, {target.host}, which is not followed")
+        raise SourceRefusedError(f"{source}: refused a redirect to another host, {target.host}")
     return str(target)
 
 
@@ -164,18 +162,18 @@ async def _error_text(response: httpx.Response) -> str:
 
 
 def _check_range(response: httpx.Response, start: int, stop: int, total: int, etag: str) -> None:
-    """Whether the bytes that follow are those that were asked for."""
+    """Raise unless the body is the requested range of the file."""
     found = response.headers.get("etag", "")
     if etag and found != etag:
         raise SliceChangedError(f"{response.url}: its entity tag was {etag} and is now {found or 'missing'}")
     if response.status_code == 416:
-        raise SliceChangedError(f"{response.url}: it has no bytes {start} to {stop} any more")
+        raise SliceChangedError(f"{response.url}: it no longer has bytes {start} to {stop}")
     if response.status_code == 206:
         told = response.headers.get("content-range", "")
         if told == f"bytes {start}-{stop - 1}/{total}":
             return
         if told.endswith(f"/{total}"):
-            raise SourceRefusedError(f"{response.url}: bytes {start}-{stop - 1} were asked for, {told!r} came")
+            raise SourceRefusedError(f"{response.url}: asked for bytes {start}-{stop - 1}, the answer has {told!r}")
         raise SliceChangedError(f"{response.url}: it had {total} bytes, now Content-Range is {told!r}")
     if start or response.headers.get("content-length", str(total)) != str(total):
         raise SourceRefusedError(f"{response.url}: it does not serve byte ranges")

@@ -1,7 +1,7 @@
-"""What a site says of a slice before a worker fetches it: digests, size, layout, and maybe another place for its bytes.
+"""The manifest of one slice: digests, size, layout, and optionally another source for its bytes (the origin).
 
-`slices.store` reads it from /api/manifests and keeps it beside the slice. Every number is checked against the others
-here, so that what fetches and repairs can rely on them.
+`slices.store` reads it from /api/manifests and keeps it beside the slice. All numbers are checked against each other
+here, so that download and repair can rely on them.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ _ETAG = re.compile(r'"[\x21\x23-\x7e]{1,100}"', re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """`n_bytes` bytes of weights that lie at `position` of the slice."""
+    """`n_bytes` bytes of weights at `position` of the slice."""
 
     position: int
     n_bytes: int
 
     @property
     def stop(self) -> int:
-        """First position after them."""
+        """Return the first position after these bytes."""
         return self.position + self.n_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class OriginPiece:
-    """Where the same bytes are in a file elsewhere."""
+    """The place of the same bytes in a file elsewhere."""
 
     url: str
     offset: int
@@ -47,7 +47,7 @@ class OriginPiece:
 
 @dataclass(frozen=True, slots=True)
 class SliceManifest:
-    """A manifest of just one slice's experts. `origin` has a place for each piece, or is empty."""
+    """A manifest of exactly one slice's experts. `origin` has a place for each piece, or is empty."""
 
     manifest: Manifest
     n_bytes: int
@@ -59,12 +59,12 @@ class SliceManifest:
 
     @classmethod
     def parse(cls, body: bytes, fingerprint: str, ranges: tuple[ExpertRange, ...]) -> SliceManifest:
-        """Read the site's answer. Raises DownloadError unless it is sound and of these experts of this model."""
+        """Parse the site's answer. Raises DownloadError unless it is valid and of these experts of this model."""
         try:
             if len(body) > MANIFEST_MAX_BYTES:
-                raise SliceError(f"{len(body)} bytes; at most {MANIFEST_MAX_BYTES} may be")
+                raise SliceError(f"it has {len(body)} bytes; at most {MANIFEST_MAX_BYTES} are allowed")
             content = json.loads(body)
-            manifest = Manifest.from_content(content, "what the site sent")
+            manifest = Manifest.from_content(content, "the site's answer")
             found = _read(manifest, content)
             _check(found, fingerprint, ranges)
         except (SliceError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -72,7 +72,7 @@ class SliceManifest:
         return found
 
     def expert_bytes(self, layer: int) -> int:
-        """Bytes of one expert of a layer: the largest, should they differ."""
+        """Return the bytes of one expert of a layer: the largest if they differ."""
         return max(digest.n_bytes for key, digest in self.manifest.experts.items() if key.layer == layer)
 
 
@@ -104,11 +104,11 @@ def _read_origin(content: Mapping[str, object], pieces: tuple[Piece, ...]) -> tu
 
 
 def _counts(row: object, n: int) -> tuple[int, ...]:
-    """A row of `n` whole numbers that bytes can be counted with."""
+    """Return a row of `n` integers that are valid sizes or offsets."""
     if not isinstance(row, list) or len(row) != n:
         raise SliceError(f"{str(row)[:80]} is not {n} numbers")
     if any(type(item) is not int or not 0 <= item <= SLICE_MAX_BYTES for item in row):
-        raise SliceError(f"{str(row)[:80]} has something else than sizes and places")
+        raise SliceError(f"{str(row)[:80]} has a value that is not a valid size or offset")
     return tuple(row)
 
 
@@ -117,7 +117,7 @@ def _check(found: SliceManifest, fingerprint: str, ranges: tuple[ExpertRange, ..
         raise SliceError(f"it is of model {found.manifest.model_fingerprint}, not of {fingerprint}")
     wanted = {ExpertKey(item.layer, expert) for item in ranges for expert in range(item.start, item.stop)}
     if set(found.manifest.experts) != wanted:
-        raise SliceError(f"it has {len(found.manifest.experts)} experts, which are not the {len(wanted)} asked for")
+        raise SliceError(f"its {len(found.manifest.experts)} experts are not the {len(wanted)} requested ones")
     starts_with_weights = bool(found.pieces) and 0 < found.header_bytes <= found.pieces[0].position
     in_order = all(left.stop <= right.position for left, right in pairwise(found.pieces))
     if not starts_with_weights or not in_order or found.pieces[-1].stop > found.n_bytes:

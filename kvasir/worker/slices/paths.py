@@ -1,7 +1,7 @@
-"""The files of one slice in a worker's cache: the slice, what has come of it, and what the site said of it.
+"""The files of one slice in a worker's cache: the complete slice, the partial one, and the site's manifest.
 
-`download` appends to the partial file, `repair` mends it, `store` renames it when every byte has been verified. The
-name of a slice is made of its model and experts, so that a restarted worker finds it.
+`download` appends to the partial file, `repair` repairs it, and `store` renames it once every byte is verified. The
+name of a slice is derived from its model and experts, so that a restarted worker finds it.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ _FINGERPRINT = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
 class DiskFullError(DownloadError):
-    """The disk, a quota or a limit has no room for the rest of a slice; what has come is kept."""
+    """The disk, a quota or a limit has no room for the rest of a slice; the bytes so far are kept."""
 
 
 def write_error(path: Path, error: OSError) -> DownloadError:
-    """What to say of a write that failed."""
+    """Return the error for a failed write."""
     if error.errno in FULL:
         return DiskFullError(
-            f"{path}: there is no room for the rest of the slice ({error.strerror}); make room, and it is resumed"
+            f"{path}: no room for the rest of the slice ({error.strerror}); free some space, and the download resumes"
         )
     return DownloadError(f"{path}: the slice cannot be written ({error})")
 
 
 @dataclass(frozen=True, slots=True)
 class SlicePaths:
-    """Where a slice's files are."""
+    """The paths of a slice's files."""
 
     complete: Path  # every expert verified
     partial: Path
-    state: Path  # JSON: what the partial file is a part of
+    state: Path  # JSON: the entity tag of the slice that the partial file belongs to
     manifest: Path  # as the site sent it
 
     @classmethod
     def of(cls, directory: Path, fingerprint: str, ranges: tuple[ExpertRange, ...]) -> SlicePaths:
-        """Names for these experts (merged ranges) of this model.
+        """Return the paths for these experts (merged ranges) of this model.
 
-        Raises DownloadError for a fingerprint that is none: it came from the site, and is a part of the names.
+        Raises DownloadError for an invalid fingerprint: it comes from the site and becomes a part of the names.
         """
         if not _FINGERPRINT.fullmatch(fingerprint):
             raise DownloadError(f"the model's fingerprint is {fingerprint[:80]!r}; 64 hex digits are needed")
@@ -59,17 +59,17 @@ class SlicePaths:
 
     @classmethod
     def named(cls, directory: Path, stem: str) -> SlicePaths:
-        """The files that belong together under a stem."""
+        """Return the paths of the files with this stem."""
         endings = (".gguf", ".partial", ".partial.json", ".manifest.json")
         return cls(*(directory / f"{stem}{ending}" for ending in endings))
 
     @property
     def all(self) -> tuple[Path, ...]:
-        """Every file that may be there."""
+        """Return all paths."""
         return self.complete, self.partial, self.state, self.manifest
 
     def begun_etag(self) -> str:
-        """The entity tag of what the partial file is a part of, or "" when there is nothing to go on with."""
+        """Return the entity tag of the slice that the partial file belongs to, or "" if there is nothing to resume."""
         try:
             content = json.loads(self.state.read_bytes())
         except (OSError, ValueError):
@@ -78,7 +78,7 @@ class SlicePaths:
         return etag if isinstance(etag, str) and self.partial.exists() else ""
 
     def begin(self, etag: str) -> None:
-        """Start from nothing, as a part of the slice with this tag. Raises DownloadError when the disk refuses."""
+        """Start an empty partial file of the slice with this tag. Raises DownloadError if it cannot be written."""
         try:
             self.partial.unlink(missing_ok=True)
             write_whole(self.state, json.dumps({"etag": etag}).encode())
@@ -88,7 +88,7 @@ class SlicePaths:
 
 
 class PartialFile:
-    """The partial file, open. Writes reach the end or raise; a write that fails leaves no hole."""
+    """The open partial file. Writes are complete or raise; a failed write leaves no hole."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -99,11 +99,11 @@ class PartialFile:
             raise write_error(path, error) from error
 
     def append(self, data: bytes) -> None:
-        """Write at the end. Raises DiskFullError or DownloadError; what fitted stays."""
+        """Write at the end. Raises DiskFullError or DownloadError; the bytes that fitted stay."""
         self.write_at(self.n_bytes, data)
 
     def write_at(self, position: int, data: bytes) -> None:
-        """Write somewhere in the file, or at its end."""
+        """Write at a position in the file or at its end."""
         view = memoryview(data)
         try:
             while view:
@@ -117,17 +117,17 @@ class PartialFile:
             raise write_error(self.path, error) from error
 
     def _write(self, position: int, data: memoryview) -> int:
-        """Bytes written, maybe fewer than given."""
+        """Write once and return the number of bytes written, which may be fewer than given."""
         os.lseek(self._descriptor, position, os.SEEK_SET)
         return os.write(self._descriptor, data)
 
     def truncate(self, n_bytes: int) -> None:
-        """Forget what lies behind."""
+        """Cut the file to `n_bytes`."""
         os.ftruncate(self._descriptor, n_bytes)
         self.n_bytes = n_bytes
 
     def sync(self) -> None:
-        """Wait until the disk has it."""
+        """Wait until the data is on the disk."""
         try:
             os.fsync(self._descriptor)
         except OSError as error:
@@ -146,7 +146,7 @@ class PartialFile:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Replace a small file: complete, or as it was. Raises OSError."""
+    """Replace a small file atomically. Raises OSError."""
     temporary = path.with_name(path.name + ".new")
     try:
         temporary.write_bytes(data)

@@ -1,7 +1,6 @@
-"""Verifies every byte of a fetched slice that matters, and fetches again only what is broken, from the site.
+"""Verification of a downloaded slice, and repair: only broken bytes are fetched again, from the site.
 
-`slices.store` calls it before a slice gets its name. Experts are hashed by reading, one after another; nothing is
-computed with them here.
+`slices.store` calls it before a slice gets its final name. The header and every expert are hashed.
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ from kvasir.worker.slices.http import TransferError
 from kvasir.worker.slices.manifest import Piece, SliceManifest
 from kvasir.worker.slices.paths import PartialFile
 
-ROUNDS = 3  # of verifying and fetching again, until a slice is given up
+ROUNDS = 3  # of verification and repair, before a slice is given up
 
 log = logging.getLogger(__name__)
 
 
 class BrokenSliceError(DownloadError):
-    """Bytes stay wrong however often they are fetched."""
+    """Bytes are still wrong after repeated downloads."""
 
 
 class SliceRepair:
-    """One slice whose bytes are all there."""
+    """The verification of one slice whose bytes are all there."""
 
     def __init__(
         self, path: Path, layout: SliceManifest, ranges: tuple[ExpertRange, ...], sources: Sources, patience: Patience
@@ -46,10 +45,9 @@ class SliceRepair:
         self._patience = patience
 
     async def run(self) -> int:
-        """Verify, mend what is broken, and verify that again. Returns how many bytes were fetched anew.
+        """Verify, repair, and verify again. Returns how many bytes were fetched again.
 
-        Raises BrokenSliceError when the site's bytes are not those of its manifest, or DownloadError when they cannot
-        be had.
+        Raises BrokenSliceError if the site's bytes do not match its manifest, DownloadError if they cannot be fetched.
         """
         broken = await asyncio.to_thread(self._broken)
         n_fetched = 0
@@ -57,32 +55,31 @@ class SliceRepair:
             if not broken:
                 return n_fetched
             n_bytes = sum(piece.n_bytes for piece in broken)
-            log.warning("%s: %d bytes are broken and fetched again", self._path.name, n_bytes)
-            await self._mend(broken)
+            log.warning("%s: %d bytes are broken; fetching them again", self._path.name, n_bytes)
+            await self._refetch(broken)
             n_fetched += n_bytes
             broken = await asyncio.to_thread(self._broken)
         if broken:
             raise BrokenSliceError(
-                f"{self._path.name}: {sum(piece.n_bytes for piece in broken)} bytes, at {broken[0].position} first, "
-                f"are not what the manifest says, though they were fetched {ROUNDS} times; the site's file or its "
-                "manifest is wrong"
+                f"{self._path.name}: {sum(piece.n_bytes for piece in broken)} bytes from {broken[0].position} on still "
+                f"do not match the manifest after {ROUNDS} downloads; the site's file or its manifest is wrong"
             )
         return n_fetched
 
     def _broken(self) -> list[Piece]:
-        """The places that must be fetched again, joined where they touch."""
+        """Return the places that must be fetched again, joined where they touch."""
         layout = self._layout
         with self._path.open("rb", buffering=0) as file:
             header = file.read(layout.header_bytes)
             if hashlib.sha256(header).hexdigest() != layout.header_sha256:
-                return [Piece(0, layout.header_bytes)]  # without it the places of experts are not known
+                return [Piece(0, layout.header_bytes)]  # without it the places of the experts are unknown
             return _joined(self._broken_experts(file.fileno()))
 
     def _broken_experts(self, descriptor: int) -> Iterable[Piece]:
         try:
             with SliceFile.open(self._path) as held, GGUFIndex.open(self._path) as index:
                 if held.ranges != self._ranges or held.model_fingerprint != self._layout.manifest.model_fingerprint:
-                    raise BrokenSliceError(f"{self._path.name}: it is a slice of something else than was asked for")
+                    raise BrokenSliceError(f"{self._path.name}: it is a slice of other experts than requested")
                 tensors = find_expert_tensors(index, held.facts.n_layer)
                 places = {
                     key: expert_places(tensors[key.layer], held.local_id(key.layer, key.expert))
@@ -95,13 +92,13 @@ class SliceRepair:
                 for place in places[key]
             ]
         except GGUFError as error:
-            raise BrokenSliceError(f"{self._path.name}: its header is right, but not its length ({error})") from error
+            raise BrokenSliceError(f"{self._path.name}: its header is right, its length is wrong ({error})") from error
         except DownloadError:
             raise
         except KvasirError as error:
-            raise BrokenSliceError(f"{self._path.name}: what the site calls this slice is none ({error})") from error
+            raise BrokenSliceError(f"{self._path.name}: the site's file is not a valid slice ({error})") from error
 
-    async def _mend(self, broken: list[Piece]) -> None:
+    async def _refetch(self, broken: list[Piece]) -> None:
         with PartialFile(self._path) as file:
             for piece in broken:
                 position, n_failed = piece.position, 0
@@ -113,11 +110,11 @@ class SliceRepair:
                         position = error.position
                         n_failed = 1 if position > before else n_failed + 1
                         if n_failed >= self._patience.attempts:
-                            raise DownloadError(f"{n_failed} attempts in a row brought nothing: {error}") from error
+                            raise DownloadError(f"{n_failed} attempts in a row brought no byte: {error}") from error
                         await self._patience.wait(n_failed, error.retry_after_s)
 
     async def _fetch(self, file: PartialFile, start: int, stop: int) -> int:
-        """Fetch bytes over those that are there; returns the position after the last. Raises _CutError."""
+        """Overwrite bytes with fetched ones; return the position after the last. Raises _CutError."""
         layout, position = self._layout, start
         chunks = self._sources.site.read_range(self._sources.slice_url, start, stop, layout.n_bytes, layout.etag)
         try:

@@ -1,8 +1,8 @@
-"""A worker's slices: fetched, verified, kept and evicted. The front door for the agent.
+"""The store of a worker's slices: it downloads, verifies, keeps and evicts them. The agent enters here.
 
-`obtain` returns a file in which every expert has the SHA-256 that the site's manifest gives, however often the way
-there was cut. What has come is kept over restarts; a slice that stays broken or changes is an error that says so. The
-rules are in docs/reference/slices.md.
+`obtain` returns a file in which every expert has the SHA-256 that the site's manifest states, even if the connection
+was cut many times. Partial downloads are kept over restarts. A slice that stays broken or keeps changing is an error.
+The rules are in docs/reference/slices.md.
 """
 
 from __future__ import annotations
@@ -21,30 +21,29 @@ import httpx
 
 from kvasir.errors import DownloadError
 from kvasir.experts import ExpertRange
+from kvasir.slicing.budget import WORKER_OVERHEAD_BYTES
 from kvasir.slicing.expert_ranges import merge_ranges
 from kvasir.slicing.manifest import MANIFEST_MAX_BYTES
-from kvasir.worker.slices.budget import memory_needed
 from kvasir.worker.slices.cache import SliceCache, SliceLock
-from kvasir.worker.slices.download import Patience, Progress, SliceDownload, Sources
+from kvasir.worker.slices.download import Patience, Progress, SliceDownload, Sources, origin_is_right
 from kvasir.worker.slices.http import RangeSource, SliceChangedError, TransferError
 from kvasir.worker.slices.manifest import SliceManifest
-from kvasir.worker.slices.origin import origin_is_right
 from kvasir.worker.slices.paths import PartialFile, SlicePaths, write_error, write_whole
 from kvasir.worker.slices.repair import BrokenSliceError, SliceRepair
 
-MANIFEST_READ_S = 300.0  # the first manifest of an expert is hashed while the worker waits
-STARTS = 3  # of one slice from its first byte, when the site keeps changing it
+MANIFEST_READ_S = 300.0  # the site hashes an expert while the worker waits for its first manifest
+STARTS = 3  # of one slice from its first byte, if the site keeps changing it
 
 log = logging.getLogger(__name__)
 
 
 class DoesNotFitError(DownloadError):
-    """The worker's memory has no room for these experts; nothing was downloaded."""
+    """These experts do not fit into the worker's memory; nothing was downloaded."""
 
 
 @dataclass(frozen=True, slots=True)
 class SliceOffer:
-    """Which experts of which model, and where the site has them. Addresses are absolute."""
+    """Experts of a model, and the absolute addresses of their slice and its manifest."""
 
     fingerprint: str
     ranges: tuple[ExpertRange, ...]
@@ -53,7 +52,7 @@ class SliceOffer:
 
     @classmethod
     def at(cls, site_url: str, fingerprint: str, ranges: Iterable[ExpertRange]) -> SliceOffer:
-        """These experts at the routes that every site has (docs/reference/slices.md)."""
+        """Use the routes that every site has (docs/reference/slices.md)."""
         merged = merge_ranges(ranges)
         experts = ",".join(f"{item.layer}:{item.start}-{item.stop}" for item in merged)
         base, tail = site_url.rstrip("/"), f"{fingerprint}?experts={experts}"
@@ -62,17 +61,17 @@ class SliceOffer:
 
 @dataclass(slots=True)
 class HeldSlice:
-    """A verified slice in use: it is not evicted until `release`, or the end of a `with`."""
+    """A verified slice in use: it is not evicted before `release`. A context manager."""
 
     path: Path
     fingerprint: str
     ranges: tuple[ExpertRange, ...]
     n_bytes: int
-    n_repaired: int  # bytes that had to be fetched again
+    n_repaired: int  # bytes that were fetched again
     _lock: SliceLock = field(repr=False)
 
     def release(self) -> None:
-        """It is not used any more. May be called again."""
+        """Allow eviction. May be called again."""
         self._lock.release()
 
     def __enter__(self) -> Self:
@@ -86,7 +85,7 @@ class HeldSlice:
 
 @dataclass(frozen=True, slots=True)
 class StoreOptions:
-    """How a store works. `open_file` is for tests."""
+    """The options of a store. `open_file` is for tests."""
 
     cache_bytes: int
     patience: Patience = field(default_factory=Patience)
@@ -94,7 +93,7 @@ class StoreOptions:
 
 
 class SliceStore:
-    """The slices under one directory. `client` comes from `slice_http.make_client`; the caller closes it."""
+    """The slices in one directory. `client` comes from `http.make_client`; the caller closes it."""
 
     def __init__(self, directory: Path, client: httpx.AsyncClient, token: str, options: StoreOptions) -> None:
         self._cache = SliceCache(directory, options.cache_bytes)
@@ -105,10 +104,10 @@ class SliceStore:
     async def obtain(
         self, offer: SliceOffer, progress: Progress | None = None, memory_bytes: int | None = None
     ) -> HeldSlice:
-        """These experts as a verified file, from the cache or from the site. May be cancelled and called again.
+        """Return these experts as a verified file, from the cache or the site. May be cancelled and called again.
 
-        `progress` gets the bytes that are there and those of the whole. Raises DoesNotFitError when `memory_bytes` are
-        too few for them, CacheFullError, DiskFullError, or another DownloadError that says what went wrong.
+        `progress` gets the bytes on the disk and the bytes in all. Raises DoesNotFitError if the experts need more than
+        `memory_bytes`, CacheFullError, DiskFullError, or another DownloadError.
         """
         offer = replace(offer, ranges=merge_ranges(offer.ranges))
         paths = SlicePaths.of(self._cache.directory, offer.fingerprint, offer.ranges)
@@ -118,7 +117,7 @@ class SliceStore:
         try:
             held = await self._obtain(offer, paths, lock, progress or _no_progress, memory_bytes)
             if not lock.take(is_shared=True):
-                raise DownloadError(f"{paths.complete.name}: another worker took it away")
+                raise DownloadError(f"{paths.complete.name}: another worker removed it")
         except BaseException:
             lock.release()
             raise
@@ -127,10 +126,10 @@ class SliceStore:
     async def _shared(
         self, offer: SliceOffer, paths: SlicePaths, lock: SliceLock, memory_bytes: int | None
     ) -> HeldSlice:
-        """A slice that others serve already is theirs to verify; one that others download is not there yet."""
+        """Use a slice that another worker has verified; raise TransferError for one that it still downloads."""
         if not lock.take(is_shared=True) or not paths.complete.exists():
             lock.release()
-            raise TransferError(f"{paths.complete.name}: another worker downloads it into this cache now", 5.0)
+            raise TransferError(f"{paths.complete.name}: another worker is downloading it into this cache", 5.0)
         try:
             layout = self._saved_layout(offer, paths) or await self._fetched_layout(offer)
             _check_memory(offer, layout, memory_bytes)
@@ -143,7 +142,7 @@ class SliceStore:
         self, offer: SliceOffer, paths: SlicePaths, lock: SliceLock, progress: Progress, memory_bytes: int | None
     ) -> HeldSlice:
         if paths.complete.exists():
-            _reopen(paths)  # it is verified again: disks forget
+            _reopen(paths)  # verify it again: disks fail
         saved = self._saved_layout(offer, paths) if paths.partial.exists() else None
         for _ in range(STARTS):
             layout = saved if _is_whole(paths, saved) else None
@@ -152,18 +151,18 @@ class SliceStore:
             try:
                 n_repaired = await self._fill(offer, paths, layout, progress)
             except SliceChangedError as error:
-                log.warning("the slice is fetched from its first byte: %s", error)
+                log.warning("the download starts again at the first byte: %s", error)
                 saved = None
                 paths.state.unlink(missing_ok=True)
                 continue
             return HeldSlice(paths.complete, offer.fingerprint, offer.ranges, layout.n_bytes, n_repaired, lock)
-        raise DownloadError(f"{offer.slice_url}: the site changed this slice {STARTS} times while it was fetched")
+        raise DownloadError(f"{offer.slice_url}: the site changed this slice {STARTS} times during the download")
 
     async def _fill(self, offer: SliceOffer, paths: SlicePaths, layout: SliceManifest, progress: Progress) -> int:
-        """Make the partial file whole and right, and give it its name. Returns the bytes that were mended."""
+        """Complete, verify and rename the partial file; return how many bytes were repaired."""
         if paths.begun_etag() != layout.etag:
             if paths.partial.exists() and paths.partial.stat().st_size:
-                log.warning("%s: the site has other bytes than those begun with; it starts again", paths.partial.name)
+                log.warning("%s: the site's slice has changed; the download starts again", paths.partial.name)
             paths.begin(layout.etag)
         self._cache.make_room(paths, layout.n_bytes)
         sources = Sources(self._site, offer.slice_url, self._origin)
@@ -178,14 +177,14 @@ class SliceStore:
         try:
             n_repaired = await repair.run()
         except BrokenSliceError:
-            paths.manifest.unlink(missing_ok=True)  # it may be the manifest that is wrong: ask anew next time
+            paths.manifest.unlink(missing_ok=True)  # the manifest may be wrong: fetch it again next time
             raise
         await asyncio.to_thread(_publish, paths)
         self._cache.touch(paths)
         return n_repaired
 
     async def _fetched_layout(self, offer: SliceOffer, paths: SlicePaths | None = None) -> SliceManifest:
-        """What the site says now; kept beside the slice."""
+        """Fetch the manifest from the site and keep it beside the slice."""
         n_failed = 0
         while True:
             try:
@@ -211,20 +210,21 @@ class SliceStore:
 
 
 def _check_memory(offer: SliceOffer, layout: SliceManifest, memory_bytes: int | None) -> None:
-    needed = memory_needed(offer.ranges, layout.expert_bytes)
+    weights = sum(item.n_experts * layout.expert_bytes(item.layer) for item in offer.ranges)  # merged ranges
+    needed = WORKER_OVERHEAD_BYTES + weights
     if memory_bytes is not None and needed > memory_bytes:
-        raise DoesNotFitError(f"these experts need {needed} bytes of memory, the worker may take {memory_bytes}")
+        raise DoesNotFitError(f"these experts need {needed} bytes of memory; the worker may use {memory_bytes}")
 
 
 def _is_whole(paths: SlicePaths, layout: SliceManifest | None) -> bool:
-    """Whether all bytes are there, so that the site need not be asked unless some are broken."""
+    """Return whether the download is complete, so that the site is needed only for repairs."""
     if layout is None or paths.begun_etag() != layout.etag:
         return False
     return paths.partial.stat().st_size == layout.n_bytes
 
 
 def _reopen(paths: SlicePaths) -> None:
-    """Treat a finished slice as one whose bytes are all there and not yet verified."""
+    """Turn a complete slice back into a partial file whose bytes are all there but not verified."""
     try:
         paths.complete.replace(paths.partial)
     except OSError as error:
@@ -241,4 +241,4 @@ def _publish(paths: SlicePaths) -> None:
 
 
 def _no_progress(done: int, total: int) -> None:
-    """Progress that nobody watches."""
+    """Ignore progress."""

@@ -1,4 +1,4 @@
-"""`manage.py close_account`: an account's key counts no more, and its nodes are taken back."""
+"""`manage.py close_account`: revoke an account's key and its nodes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from market.nodes.identity import close_account
 
 
 class Command(BaseCommand):
-    help = "Close an account: its key counts no more and its nodes are taken back. What it earned stays in the ledger."
+    help = "Close an account: revoke its key and its nodes. Its credits stay in the ledger."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("account_id", help="the account's id (16 hex digits)")
@@ -22,4 +22,4 @@ class Command(BaseCommand):
             n_nodes = close_account(options["account_id"])
         except ConfigError as error:
             raise CommandError(str(error)) from error
-        self.stdout.write(f"account {options['account_id']} is closed; {n_nodes} nodes were taken back")
+        self.stdout.write(f"account {options['account_id']} is closed; {n_nodes} nodes were revoked")

@@ -1,4 +1,4 @@
-"""`manage.py issue_invite`: make an invite with which nodes may register, and print it once."""
+"""`manage.py issue_invite`: make an invite for the registration of nodes, and print it once."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Command(BaseCommand):
     help = "Make an invite for --nodes nodes and print it once (sites with KVASIR_REGISTRATION=invite)."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--name", required=True, help="whom it is for, for the list of invites")
-        parser.add_argument("--nodes", type=int, default=1, metavar="N", help="how many may register (default 1)")
-        parser.add_argument("--days", type=int, default=30, metavar="N", help="how long it counts (default 30)")
+        parser.add_argument("--name", required=True, help="name of its recipient, for the list of invites")
+        parser.add_argument("--nodes", type=int, default=1, metavar="N", help="number of registrations (default 1)")
+        parser.add_argument("--days", type=int, default=30, metavar="N", help="days until it expires (default 30)")
 
     def handle(self, *_args: Any, **options: Any) -> None:
         try:

@@ -1,4 +1,4 @@
-"""`manage.py issue_token`: make a node token and print it once, or take one back."""
+"""`manage.py issue_token`: make a node token and print it once, or revoke one."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from market.nodes.tokens import TokenScope, issue, revoke
 
 
 class Command(BaseCommand):
-    help = "Make a token for a worker or a backbone and print it once; --revoke ID takes one back."
+    help = "Make a token for a worker or a backbone and print it once, or revoke one with --revoke ID."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--scope", choices=[scope.value for scope in TokenScope], help="what the token allows")
-        parser.add_argument("--name", help="whose it is, for the list of tokens and the log")
-        parser.add_argument("--days", type=int, metavar="N", help="how long it counts (default: until revoked)")
-        parser.add_argument("--revoke", metavar="ID", help="take back the token with this id (its 16 hex digits)")
+        parser.add_argument("--scope", choices=[scope.value for scope in TokenScope], help="role that the token allows")
+        parser.add_argument("--name", help="name of its node, for the list of tokens and the log")
+        parser.add_argument("--days", type=int, metavar="N", help="days until it expires (default: never)")
+        parser.add_argument("--revoke", metavar="ID", help="revoke the token with this id (its 16 hex digits)")
 
     def handle(self, *_args: Any, **options: Any) -> None:
         try:

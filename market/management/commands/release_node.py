@@ -12,7 +12,7 @@ from market.nodes.trust_store import release
 
 
 class Command(BaseCommand):
-    help = "End the quarantine of a node: it starts again, unproven."
+    help = "End the quarantine of a node: it starts again as unproven."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("node_id", help="the node's id (16 hex digits)")
@@ -22,4 +22,4 @@ class Command(BaseCommand):
             kept = release(options["node_id"])
         except ConfigError as error:
             raise CommandError(str(error)) from error
-        self.stdout.write(f"node {options['node_id']} may serve again after {kept.failures} proven lies, unproven")
+        self.stdout.write(f"node {options['node_id']} may serve again, as unproven, after {kept.failures} proven lies")

@@ -1,4 +1,4 @@
-"""`manage.py verify_ledger`: look whether the ledger is sound; the exit code says so."""
+"""`manage.py verify_ledger`: check the ledger and exit with 1 when it is not sound."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from market.ledger.posting import rebuild_balances
 
 
 class Command(BaseCommand):
-    help = "Check the ledger: sums of events, orphans, balances, days of work. Exit code 1 when something is wrong."
+    help = "Check the ledger: sums of events, orphans, balances, days of work. Exit code 1 after a finding."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--rebuild", action="store_true", help="first make wrong balances anew from the entries")
+        parser.add_argument("--rebuild", action="store_true", help="first correct wrong balances from the entries")
         parser.add_argument("--json", action="store_true", help="write the report as one JSON line")
 
     def handle(self, *_args: Any, **options: Any) -> None:
         if options["rebuild"]:
-            self.stderr.write(f"{rebuild_balances()} balances were made anew")
+            self.stderr.write(f"{rebuild_balances()} balances were corrected")
         with tqdm(total=n_events(), unit=" events", file=sys.stderr, disable=None, leave=False) as bar:
             report = check_ledger(bar.update)
         if options["json"]:

@@ -1,11 +1,11 @@
-"""`manage.py serve`: this process's Daphne, with the relay at /relay and Django's pages beside it.
+"""`manage.py serve`: runs Daphne with the relay at /relay and Django's pages beside it.
 
-TLS ends in front of this process, so Twisted's own is not loaded.
+TLS ends in front of this process, so Twisted's TLS is not loaded.
 """
 
 from __future__ import annotations
 
-# In this order: Twisted looks for OpenSSL (5 MB that would never be used), and picks its reactor, when it is imported
+# Before Twisted is imported, which loads OpenSSL (5 MB that are not needed) and picks its reactor
 import sys  # isort: skip
 
 sys.modules.setdefault("OpenSSL", None)  # type: ignore[arg-type]
@@ -37,7 +37,7 @@ class Command(BaseCommand):
         if not options["relay_only"]:
             self.check()
         application = import_string("relay.asgi.application" if options["relay_only"] else settings.ASGI_APPLICATION)
-        from relay.site import service  # after the application: that sets up what it needs
+        from relay.asgi import service  # after the application, which sets up Django
 
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
         host = options["host"]

@@ -4,8 +4,8 @@
  * Imported by browser tests through the static site.
  */
 
+import { packRows } from "/static/kvasir/kernels/kx1_format.js";
 import { madeWeights, plainRows } from "/static/kvasir/kernels/kx1_inputs.js";
-import { packRows } from "/static/kvasir/kernels/kx1_pack.js";
 
 /** @typedef {import("../../../frontend/static/kvasir/kernels/kernel_types.js").ExpertWeights} ExpertWeights */
 /** @typedef {{name: string, weights: ExpertWeights, packed: Uint8Array, nRows: number, outputs: Uint32Array}} GoldenExpert */

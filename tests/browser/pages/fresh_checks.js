@@ -1,8 +1,8 @@
 /**
- * What tests/browser/test_gpu_kernel.py asks of `fresh_check.js` in a page: the GPU beside WebAssembly, right and wrong.
+ * What tests/browser/test_gpu_kernel.py asks of `checked_kernel.js` in a page: the GPU beside WebAssembly, right and wrong.
  */
 
-import { checkKernel } from "/static/kvasir/kernels/fresh_check.js";
+import { checkKernel } from "/static/kvasir/kernels/checked_kernel.js";
 import { createGpuKernel } from "/static/kvasir/kernels/gpu/kernel.js";
 
 /** What checks of the GPU say: a right one, and one that errs with fresh numbers alone. */

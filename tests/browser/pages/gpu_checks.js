@@ -2,9 +2,9 @@
  * What tests/browser/test_gpu_kernel.py asks of the GPU kernel in a page; every function returns plain values.
  */
 
+import { callAll, differences, goldenExperts, goldenHashes, sha256 } from "/expert_vectors.js";
 import { createGpuKernel } from "/static/kvasir/kernels/gpu/kernel.js";
 import { KX1_FINGERPRINT } from "/static/kvasir/kernels/kx1_format.js";
-import { callAll, differences, goldenExperts, goldenHashes, sha256 } from "/expert_vectors.js";
 
 const CAPACITY = 16 * 1024 * 1024;
 /** @type {Promise<import("../../../frontend/static/kvasir/kernels/gpu/backend.js").GpuKernel> | null} */
@@ -39,7 +39,9 @@ async function compareLoaded(gpu, each) {
     const all = differences(await gpu.compute(callAll(each, name)), outputs);
     const some = { ...callAll(each, name), pairRows: Uint32Array.of(nRows - 1, 3), pairKeys: [name, name] };
     const few = await gpu.compute(some);
-    const wanted = [nRows - 1, 3].flatMap((row) => [...outputs.subarray(row * weights.dModel, (row + 1) * weights.dModel)]);
+    const wanted = [nRows - 1, 3].flatMap((row) => [
+        ...outputs.subarray(row * weights.dModel, (row + 1) * weights.dModel),
+    ]);
     return [all, differences(few, Uint32Array.from(wanted))];
 }
 
@@ -66,7 +68,11 @@ export async function underWay() {
     const computed = await Promise.all(calls.map((call) => gpu.compute(call)));
     const found = [];
     for (const [i, call] of calls.entries()) {
-        const alone = await gpu.compute({ ...call, pairRows: call.pairRows.slice(0, 2), pairKeys: call.pairKeys.slice(0, 2) });
+        const alone = await gpu.compute({
+            ...call,
+            pairRows: call.pairRows.slice(0, 2),
+            pairKeys: call.pairKeys.slice(0, 2),
+        });
         found.push(differences(computed[i].slice(0, alone.length), new Uint32Array(alone.buffer)));
     }
     gpu.unload("a");
@@ -130,7 +136,10 @@ export async function refusals() {
 }
 
 async function failureOf(promise) {
-    return promise.then(() => "nothing", (error) => `${error.name}: ${error.message}`);
+    return promise.then(
+        () => "nothing",
+        (error) => `${error.name}: ${error.message}`,
+    );
 }
 
 /** Fill a kernel until there is no room; what is loaded still computes, and room that is given back is used. */
@@ -140,7 +149,14 @@ export async function memory() {
     const bytes = each.weights.gate.length + each.weights.up.length + each.weights.down.length;
     let n = 0;
     let error = null;
-    while (!error && n < 1000) error = await gpu.load(`e${n}`, each.weights).then(() => (n++, null), (reason) => reason);
+    while (!error && n < 1000)
+        error = await gpu.load(`e${n}`, each.weights).then(
+            () => {
+                n++;
+                return null;
+            },
+            (reason) => reason,
+        );
     const found = { name: error?.name, needed: error?.needed, available: error?.available, n, loaded: gpu.loadedBytes };
     found.last = differences(await gpu.compute(callAll(each, `e${n - 1}`)), each.outputs);
     gpu.unload("e0");

@@ -4,10 +4,9 @@
 
 import { writePadded } from "/static/kvasir/kernels/gpu/arenas.js";
 import { openGpuDevice } from "/static/kvasir/kernels/gpu/device.js";
-import { NEVER, GpuPrograms, SHAPE_BYTES, readSources } from "/static/kvasir/kernels/gpu/programs.js";
-import { packedRowBytes, weightExponent } from "/static/kvasir/kernels/kx1_format.js";
+import { GpuPrograms, NEVER, readSources, SHAPE_BYTES } from "/static/kvasir/kernels/gpu/programs.js";
+import { packedRowBytes, packRows, weightExponent } from "/static/kvasir/kernels/kx1_format.js";
 import { adversarialRows, madeWeights, plainRows } from "/static/kvasir/kernels/kx1_inputs.js";
-import { packRows } from "/static/kvasir/kernels/kx1_pack.js";
 import { sha256 } from "/static/kvasir/kernels/selftest.js";
 
 const [MAP_READ, COPY_SRC, COPY_DST, UNIFORM, STORAGE] = [0x01, 0x04, 0x08, 0x40, 0x80];
@@ -66,7 +65,9 @@ async function multiply(programs, type, weights, nOut, nIn, packed) {
     const nFours = Math.floor((nRows - 1) / 4);
     const starts = [...Array.from({ length: nFours }, (_, i) => 4 * i), ...rest(4 * nFours, nRows)];
     const exponent = weightExponent(type, weights);
-    const tasks = filled(Uint32Array.from(starts.flatMap((start, i) => [0, exponent, start, i < nFours ? 4 : 1, 0, 0, 0, 0])));
+    const tasks = filled(
+        Uint32Array.from(starts.flatMap((start, i) => [0, exponent, start, i < nFours ? 4 : 1, 0, 0, 0, 0])),
+    );
     const rowBytes = weights.length / nOut;
     const shapes = new Uint32Array((3 * SHAPE_STRIDE) / 4);
     shapes.set([nBlocks], 0);

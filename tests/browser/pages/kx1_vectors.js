@@ -4,9 +4,8 @@
  * `checkVectors` takes an instance with the steps of KX1 (`wasm/instance.js`) and returns what differed.
  */
 
-import { checkPackedRows, packedRowBytes, weightExponents } from "/static/kvasir/kernels/kx1_format.js";
+import { checkPackedRows, packedRowBytes, packRows, weightExponents } from "/static/kvasir/kernels/kx1_format.js";
 import { adversarialRows, madeWeights, plainRows, words } from "/static/kvasir/kernels/kx1_inputs.js";
-import { packRows } from "/static/kvasir/kernels/kx1_pack.js";
 import { sha256 } from "/static/kvasir/kernels/selftest.js";
 
 const ARRAYS = { u8: Uint8Array, u16: Uint16Array, u32: Uint32Array, i32: Int32Array };
@@ -41,17 +40,17 @@ function arraysOf({ arrays = {} }, bytes) {
 }
 
 const CHECKS = {
-    "words": (_, { seeds, words: wanted }) =>
+    words: (_, { seeds, words: wanted }) =>
         [...seeds].every((seed, i) => same(words(seed, 16), wanted.subarray(16 * i, 16 * i + 16))),
-    "quantise": ({ cols }, { rows, packed }, { instance }) =>
+    quantise: ({ cols }, { rows, packed }, { instance }) =>
         same(goldenRows(cols), rows) &&
         same(instance.packRows(rows, cols), packed) &&
         same(packRows(rows, cols), packed),
-    "refuse": ({ cols }, { packed }) => rowsOf(packed, packedRowBytes(cols)).every((row) => refuses(row, cols)),
-    "silu": (_, { gate, up, outputs }, { instance }) => same(instance.siluMul(gate, up), outputs),
+    refuse: ({ cols }, { packed }) => rowsOf(packed, packedRowBytes(cols)).every((row) => refuses(row, cols)),
+    silu: (_, { gate, up, outputs }, { instance }) => same(instance.siluMul(gate, up), outputs),
     "silu hash": async ({ n, sha256: wanted }, _, { instance }) =>
         (await sha256(instance.siluMul(...siluInputs(n)))) === wanted,
-    "matmul": ({ type, n_out: nOut, n_in: nIn, rows }, { weights, outputs }, { instance, packedRows }) =>
+    matmul: ({ type, n_out: nOut, n_in: nIn, rows }, { weights, outputs }, { instance, packedRows }) =>
         BATCHES.every((n) => {
             const matrix = { type, nOut, nIn, bytes: weights };
             const parts = batches(packedRows.get(rows), packedRowBytes(nIn), n);
@@ -61,7 +60,7 @@ const CHECKS = {
         const matrix = { type, nOut, nIn, bytes: madeWeights(type, nOut, nIn, seed, weights) };
         return (await sha256(instance.multiply(matrix, instance.packRows(goldenRows(nIn), nIn)))) === wanted;
     },
-    "expert": async ({ matrices }, { packed, outputs }, { instance }) => {
+    expert: async ({ matrices }, { packed, outputs }, { instance }) => {
         const weights = await madeExpert(matrices);
         return BATCHES.every((n) => same(expertOutputs(instance, weights, packed, n), outputs));
     },
@@ -81,9 +80,12 @@ function goldenRows(cols) {
 }
 
 function siluInputs(n) {
-    const finite = (bits) => ((bits >>> 23) & 255) === 255 ? bits & 0xbfffffff : bits;
+    const finite = (bits) => (((bits >>> 23) & 255) === 255 ? bits & 0xbfffffff : bits);
     const [gate, up] = [words(900, n).map(finite), words(901, n).map(finite)];
-    gate.set(plainRows(1, n / 2, 902).map((bits) => bits + (5 << 23)), n / 2);
+    gate.set(
+        plainRows(1, n / 2, 902).map((bits) => bits + (5 << 23)),
+        n / 2,
+    );
     up.set(plainRows(1, n / 2, 903), n / 2);
     return [gate, up];
 }

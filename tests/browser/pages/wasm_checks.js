@@ -4,9 +4,8 @@
  * Imported by test_wasm_chromium.py, and by `wasm_worker.js` where the kernel is in a worker, as in the product.
  */
 
-import { KernelLostError } from "/static/kvasir/kernels/errors.js";
-import { chooseKernel } from "/static/kvasir/kernels/kernel_choice.js";
-import { kernelMemory } from "/static/kvasir/kernels/kernel_memory.js";
+import { KernelLostError } from "/static/kvasir/errors.js";
+import { chooseKernel, kernelMemory } from "/static/kvasir/kernels/kernel_choice.js";
 import { selfTest } from "/static/kvasir/kernels/selftest.js";
 import { BUILDS, fetchModule } from "/static/kvasir/kernels/wasm/builds.js";
 import { Kx1Instance } from "/static/kvasir/kernels/wasm/instance.js";

@@ -1,17 +1,17 @@
 /**
- * When a node that lost its relay dials again: a pure rule. Twin of kvasir/edge/reconnect.py.
- * The delay is random over its whole length, so that thousands of nodes do not come back to a relay in one moment.
+ * When a node that lost its relay connects again: a pure rule. The delay is random over its whole length, so that
+ * thousands of nodes do not come back to a relay at the same moment.
  */
 
 export const FIRST_S = 0.5;
 const LONGEST_S = 30;
 /** A connection that lasted this many seconds counts as good. */
 export const STEADY_S = 30;
-/** Of the longest delay that is possible now. */
+/** The least delay, as a share of the longest that is possible now. */
 const LEAST_SHARE = 0.1;
 
 /**
- * Failures in a row, now that a connection has ended after `lastedS` seconds (0: it never was).
+ * Return the number of failures in a row after a connection that lasted `lastedS` seconds (0: it never opened).
  * @param {number} nFailures
  * @param {number} lastedS
  * @returns {number}
@@ -21,7 +21,7 @@ export function failuresAfter(nFailures, lastedS) {
 }
 
 /**
- * Seconds to wait after `nFailures` in a row; `jitter` is random in [0, 1).
+ * Return the seconds to wait after `nFailures` in a row; `jitter` is random in [0, 1).
  * @param {number} nFailures
  * @param {number} jitter
  * @returns {number}

@@ -1,31 +1,30 @@
 /**
- * When a relay counts as gone: pure, over moments that the caller reads from its clock. Twin of
- * kvasir/edge/signs_of_life.py and kvasir/edge/keepalive.py.
- * The socket looks at one of these once a second. Any message is a sign of life, and so is a buffer that drains: a pong
- * may have to wait behind megabytes on a slow line.
+ * When a relay counts as gone: a pure rule over times that the caller reads from its clock. The socket calls `look`
+ * once a second. Any message is a sign of life, and so is a send buffer that drains, since a pong may have to wait
+ * behind megabytes on a slow line.
  */
 
 /**
- * When a silent relay is asked for a sign of life, and how long it may take to give one.
+ * How long a relay may be silent before a ping, and how long it may take to answer.
  * @typedef {{readonly intervalS: number, readonly deadlineS: number}} KeepAlive
  */
 
 export const LOOK_EVERY_S = 1;
 
 /**
- * The deadline is longer than Python's 5 s: a browser hears of a message when all of it is there, and 8 MiB take
- * that long at 4 Mbit/s. The relay, which sees every byte, finds a tab that is gone within 10 s all the same.
+ * The deadline is longer than Python's 5 s: a browser reports a message only when it is complete, and 8 MiB take that
+ * long at 4 Mbit/s. The relay sees every byte, and still finds a tab that is gone within 10 s.
  * @type {KeepAlive}
  */
 export const KEEP_ALIVE = Object.freeze({ intervalS: 3, deadlineS: 20 });
 
-/** What a look at the clock asks for. */
+/** What to do after a look at the clock. */
 export const LookResult = Object.freeze({ NOTHING: "nothing", PING: "ping", GIVE_UP: "give up" });
 
 /** @typedef {(typeof LookResult)[keyof typeof LookResult]} KeepAliveAction */
 
 /**
- * What to do about a side that was last heard at `heardS` and last pinged at `pingedS`.
+ * Return what to do about a peer that was last heard at `heardS` and last pinged at `pingedS`.
  * @param {number} nowS
  * @param {number} heardS
  * @param {number} pingedS
@@ -34,13 +33,13 @@ export const LookResult = Object.freeze({ NOTHING: "nothing", PING: "ping", GIVE
  */
 export function keepAliveAction(nowS, heardS, pingedS, settings) {
     if (pingedS > heardS) {
-        // any byte since then is a sign of life, the pong or not
+        // any byte since the ping counts, not only the pong
         return nowS - pingedS >= settings.deadlineS ? LookResult.GIVE_UP : LookResult.NOTHING;
     }
     return nowS - heardS >= settings.intervalS ? LookResult.PING : LookResult.NOTHING;
 }
 
-/** What was heard of the other side, and when it was last asked. */
+/** When the relay was last heard, and when it was last pinged. */
 export class SignsOfLife {
     #settings;
     #pingedS;
@@ -62,10 +61,10 @@ export class SignsOfLife {
     }
 
     /**
-     * What to do now.
+     * Return what to do now.
      * @param {number} nowS
-     * @param {number} nUnsent bytes that wait to leave
-     * @param {boolean} isListening whether this side reads at all: a tab that was frozen blames nobody
+     * @param {number} nUnsent bytes that are not sent yet
+     * @param {boolean} isListening whether this side was reading: false after the tab was frozen
      * @returns {KeepAliveAction}
      */
     look(nowS, nUnsent, isListening) {

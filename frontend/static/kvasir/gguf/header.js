@@ -1,9 +1,9 @@
 /**
- * Reads the header of a slice's GGUF file: metadata and tensor table, bounds-checked.
- * Twin of kvasir/gguf/header.py, for the few KB that a slice has. `slice_file.js` calls it; no weight is looked at.
+ * Reads the header of a slice's GGUF file: metadata and tensor table, with every bound checked. `slice_file.js` calls
+ * it. It never reads weights.
  */
 
-import { BrokenSliceError } from "../worker/slices/errors.js";
+import { BrokenSliceError } from "../errors.js";
 
 /**
  * ggml's types that a slice may hold: name, weights of a block, bytes of a block.
@@ -26,7 +26,7 @@ const DIMS_MOST = 4;
 /** Bytes of GGUF's scalar value types by number; 8 is text, 9 an array. @type {Record<number, number>} */
 const SCALAR_BYTES = { 0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8 };
 
-/** @typedef {number | string | boolean | number[] | null} MetadataValue  `null`: of a kind that no slice needs */
+/** @typedef {number | string | boolean | number[] | null} MetadataValue  `null`: of a type that no slice needs */
 /**
  * @typedef {{name: string, shape: number[], type: string, offset: number, nBytes: number}} TensorInfo  shape with the
  *   outermost first, offset absolute
@@ -34,15 +34,16 @@ const SCALAR_BYTES = { 0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11
 /** @typedef {{metadata: Map<string, MetadataValue>, tensors: Map<string, TensorInfo>}} GgufHeader */
 
 /**
- * Parse the header of a file of `nBytes` bytes whose first bytes are `bytes`. Throws BrokenSliceError when it is no
- * sound little-endian GGUF of version 2 or 3.
+ * Parse the header of a file of `nBytes` bytes whose first bytes are `bytes`. Throws BrokenSliceError unless it is a
+ * valid little-endian GGUF file of version 2 or 3.
  * @param {Uint8Array} bytes @param {number} nBytes @returns {GgufHeader}
  */
 export function readGgufHeader(bytes, nBytes) {
     const cursor = new Cursor(bytes);
     const [magic, version] = [cursor.u32(), cursor.u32()];
-    if (magic !== 0x46554747) throw new BrokenSliceError("it is no GGUF file: its first bytes are not GGUF");
-    if (version !== 2 && version !== 3) throw new BrokenSliceError(`GGUF version ${version} is not known; 2 and 3 are`);
+    if (magic !== 0x46554747) throw new BrokenSliceError("not a GGUF file: its first bytes are not GGUF");
+    if (version !== 2 && version !== 3)
+        throw new BrokenSliceError(`GGUF version ${version} is not supported; 2 and 3 are`);
     const [nTensors, nPairs] = [cursor.count(TENSORS_MOST, "tensors"), cursor.count(PAIRS_MOST, "metadata")];
     /** @type {GgufHeader["metadata"]} */
     const metadata = new Map();
@@ -64,21 +65,27 @@ function readTensor(cursor) {
     const name = cursor.text();
     const nDims = cursor.u32();
     if (nDims < 1 || nDims > DIMS_MOST) {
-        throw new BrokenSliceError(`tensor ${name} has ${nDims} dimensions; 1 to ${DIMS_MOST} may be`);
+        throw new BrokenSliceError(`tensor ${name} has ${nDims} dimensions; 1 to ${DIMS_MOST} are allowed`);
     }
     const dims = Array.from({ length: nDims }, () => cursor.u64());
     const number = cursor.u32();
     const offset = cursor.u64();
     const [type, blockWeights, blockBytes] = TYPES[number] ?? [`ggml type ${number}`, 1, 0];
-    if (blockBytes === 0) throw new BrokenSliceError(`tensor ${name} has ${type}, which no kernel here computes`);
+    if (blockBytes === 0) throw new BrokenSliceError(`tensor ${name} has ${type}, which no kernel here supports`);
     if (dims.includes(0) || dims[0] % blockWeights !== 0) {
-        throw new BrokenSliceError(`tensor ${name} has dimensions ${dims}; the first must be whole ${type} blocks`);
+        throw new BrokenSliceError(
+            `tensor ${name} has dimensions ${dims}; the first must be a whole number of ${type} blocks`,
+        );
     }
     const nBytes = (dims.reduce((product, dim) => product * dim, 1) / blockWeights) * blockBytes;
     return { name, shape: dims.reverse(), type, offset, nBytes };
 }
 
-/** Every tensor inside the file, and none over another. @param {TensorInfo[]} tensors @param {number} nBytes */
+/**
+ * Throw unless every tensor is inside the file and none overlaps another.
+ * @param {TensorInfo[]} tensors
+ * @param {number} nBytes
+ */
 function checkPlaces(tensors, nBytes) {
     let stop = 0;
     for (const info of [...tensors].sort((left, right) => left.offset - right.offset)) {
@@ -90,7 +97,7 @@ function checkPlaces(tensors, nBytes) {
     }
 }
 
-/** A position in the header; every step is checked. */
+/** A position in the header. Every read is checked against the end. */
 class Cursor {
     /** @param {Uint8Array} bytes */
     constructor(bytes) {
@@ -99,7 +106,7 @@ class Cursor {
         this.position = 0;
     }
 
-    /** Step over bytes. @param {number} nBytes @returns {number} where they start */
+    /** Advance. @param {number} nBytes @returns {number} the position before */
     need(nBytes) {
         const start = this.position;
         if (!(nBytes >= 0 && nBytes <= this.bytes.length - start)) {
@@ -133,7 +140,7 @@ class Cursor {
         return new TextDecoder().decode(this.bytes.subarray(start, start + nBytes));
     }
 
-    /** A metadata value. @param {number} type @returns {MetadataValue} */
+    /** Read a metadata value. @param {number} type @returns {MetadataValue} */
     value(type) {
         if (type === 8) return this.text();
         if (type !== 9) return this.scalar(type);
@@ -148,20 +155,31 @@ class Cursor {
     /** @param {number} type @returns {number | boolean} */
     scalar(type) {
         const nBytes = SCALAR_BYTES[type];
-        if (nBytes === undefined) throw new BrokenSliceError(`the header has a value of the unknown type ${type}`);
+        if (nBytes === undefined) throw new BrokenSliceError(`the header has a value of unknown type ${type}`);
         const start = this.need(nBytes);
         switch (type) {
-            case 0: return this.view.getUint8(start);
-            case 1: return this.view.getInt8(start);
-            case 2: return this.view.getUint16(start, true);
-            case 3: return this.view.getInt16(start, true);
-            case 4: return this.view.getUint32(start, true);
-            case 5: return this.view.getInt32(start, true);
-            case 6: return this.view.getFloat32(start, true);
-            case 7: return this.view.getUint8(start) !== 0;
-            case 10: return Number(this.view.getBigUint64(start, true));
-            case 11: return Number(this.view.getBigInt64(start, true));
-            default: return this.view.getFloat64(start, true);
+            case 0:
+                return this.view.getUint8(start);
+            case 1:
+                return this.view.getInt8(start);
+            case 2:
+                return this.view.getUint16(start, true);
+            case 3:
+                return this.view.getInt16(start, true);
+            case 4:
+                return this.view.getUint32(start, true);
+            case 5:
+                return this.view.getInt32(start, true);
+            case 6:
+                return this.view.getFloat32(start, true);
+            case 7:
+                return this.view.getUint8(start) !== 0;
+            case 10:
+                return Number(this.view.getBigUint64(start, true));
+            case 11:
+                return Number(this.view.getBigInt64(start, true));
+            default:
+                return this.view.getFloat64(start, true);
         }
     }
 }

@@ -5,8 +5,8 @@
  * can tell which of them answered.
  */
 
-import { KernelMemoryError } from "./errors.js";
-import { KX1_FINGERPRINT, KX1_NAME, expertBytes } from "./kx1_format.js";
+import { KernelMemoryError } from "../errors.js";
+import { expertBytes, KX1_FINGERPRINT, KX1_NAME } from "./kx1_format.js";
 
 /** @import { ComputeCall, ExpertKernel, ExpertWeights } from "./kernel_types.js" */
 

@@ -5,17 +5,17 @@
  * measured is remembered, so that the next start is quick.
  */
 
+import { GpuUnavailableError, KernelError, UnsupportedBrowserError } from "../errors.js";
 import { BothKernel } from "./both_kernel.js";
-import { GpuUnavailableError, KernelError, UnsupportedBrowserError } from "./errors.js";
 import { createGpuKernel } from "./gpu/kernel.js";
-import { MEASURED_PAIRS, measureKernel } from "./kernel_measure.js";
-import { selfTest } from "./selftest.js";
+import { packedRowBytes, packRows } from "./kx1_format.js";
+import { plainRows } from "./kx1_inputs.js";
+import { madeExpert, selfTest } from "./selftest.js";
 import { NO_SIMD } from "./wasm/builds.js";
 import { createWasmKernel } from "./wasm/kernel.js";
 
-/** @import { ExpertKernel } from "./kernel_types.js" */
+/** @import { ComputeCall, ExpertKernel, ExpertWeights } from "./kernel_types.js" */
 /** @import { GpuKernel } from "./gpu/backend.js" */
-/** @import { Times } from "./kernel_measure.js" */
 /** @import { BuildName } from "./wasm/builds.js" */
 /** @import { WasmKernel, WasmKernelOptions } from "./wasm/kernel.js" */
 
@@ -29,7 +29,7 @@ import { createWasmKernel } from "./wasm/kernel.js";
  */
 
 /**
- * @typedef {object} Remembered where the record is kept: `kernel_memory.js`, or the tests'
+ * @typedef {object} Remembered where the record is kept: `kernelMemory()`, or the tests'
  * @property {() => Promise<KernelRecord | null>} read null when there is none, or none that can be read
  * @property {(record: KernelRecord) => Promise<void>} write
  */
@@ -213,7 +213,7 @@ async function remember({ remembered, software }, { gpu, wasm }, gpuFrom) {
     if (!remembered || software) return;
     await remembered.write({
         gpu: gpu && { description: gpu.description, tunables: gpu.tunables },
-        build: wasm && wasm.build,
+        build: wasm?.build ?? null,
         gpuFrom: gpuFrom,
     });
 }
@@ -223,4 +223,148 @@ function noKernel(reasons) {
     const faults = reasons.filter((r) => !(r instanceof GpuUnavailableError || r instanceof UnsupportedBrowserError));
     if (faults.length) return faults[0];
     return new UnsupportedBrowserError(`${NO_SIMD} ${NO_WEBGPU}`);
+}
+
+/** Pairs of a message: one row of one expert; a token's; a batch's. */
+export const MEASURED_PAIRS = /** @type {const} */ ([1, 8, 64]);
+
+const N_EXPERTS = 8;
+const ROUNDS = 3;
+const WARM_UP_MS = 50;
+
+/**
+ * Milliseconds of a call of each number of pairs.
+ *
+ * @typedef {Record<number, number>} Times
+ */
+
+/**
+ * @param {ExpertKernel} kernel with room for eight experts, else fewer are loaded
+ * @param {{dModel: number, dFf: number}} shape
+ * @returns {Promise<Times>}
+ */
+export async function measureKernel(kernel, shape) {
+    const weights = madeExpert({ gate: "Q4_K", up: "Q4_K", down: "Q6_K" }, shape, 1, "plain");
+    const rows = packRows(plainRows(N_EXPERTS, shape.dModel, 2), shape.dModel);
+    const keys = await loadCopies(kernel, weights);
+    try {
+        /** @type {Times} */
+        const times = {};
+        for (const n of MEASURED_PAIRS) times[n] = await timeCall(kernel, callOf(n, rows, shape.dModel, keys));
+        return times;
+    } finally {
+        for (const key of keys) kernel.unload(key);
+    }
+}
+
+/**
+ * The same expert under as many keys as there is room for, eight at most and one at least.
+ *
+ * @param {ExpertKernel} kernel
+ * @param {ExpertWeights} weights
+ * @returns {Promise<string[]>}
+ */
+async function loadCopies(kernel, weights) {
+    const nBytes = weights.gate.length + weights.up.length + weights.down.length;
+    const room = Math.floor((kernel.capacityBytes - kernel.loadedBytes) / (2 * nBytes));
+    const keys = Array.from({ length: Math.max(1, Math.min(N_EXPERTS, room)) }, (_, i) => `measured ${i}`);
+    for (const key of keys) await kernel.load(key, weights);
+    return keys;
+}
+
+/**
+ * @param {number} nPairs
+ * @param {Uint8Array} rows eight of them
+ * @param {number} dModel
+ * @param {string[]} keys
+ * @returns {ComputeCall}
+ */
+function callOf(nPairs, rows, dModel, keys) {
+    const nRows = rows.length / packedRowBytes(dModel);
+    const pairRows = Uint32Array.from({ length: nPairs }, (_, pair) => Math.floor(pair / keys.length) % nRows);
+    const pairKeys = Array.from(pairRows, (_, pair) => keys[pair % keys.length]);
+    return { rows, nRows, dModel, pairRows, pairKeys };
+}
+
+/**
+ * The best of some rounds, once the engine or driver is warm.
+ *
+ * @param {ExpertKernel} kernel
+ * @param {ComputeCall} call
+ */
+async function timeCall(kernel, call) {
+    const warm = performance.now() + WARM_UP_MS;
+    do await kernel.compute(call);
+    while (performance.now() < warm);
+    let best = Infinity;
+    for (let round = 0; round < ROUNDS; round++) {
+        const start = performance.now();
+        await kernel.compute(call);
+        best = Math.min(best, performance.now() - start);
+    }
+    return best;
+}
+
+const DATABASE = "kvasir-kernels";
+const STORE = "records";
+const KEY = "kx1 1"; // another version measures anew
+
+/**
+ * @param {IDBFactory} [factory]
+ * @returns {Remembered}
+ */
+export function kernelMemory(factory = globalThis.indexedDB) {
+    return {
+        read: async () => {
+            try {
+                return (await transact(factory, "readonly", (store) => store.get(KEY))) ?? null;
+            } catch {
+                return null;
+            }
+        },
+        write: async (record) => {
+            try {
+                await transact(factory, "readwrite", (store) => store.put(record, KEY));
+            } catch {
+                // private windows of some browsers keep nothing
+            }
+        },
+    };
+}
+
+/**
+ * @param {IDBFactory} factory
+ * @param {IDBTransactionMode} mode
+ * @param {(store: IDBObjectStore) => IDBRequest} act
+ * @returns {Promise<KernelRecord | undefined>} what the request gave
+ */
+async function transact(factory, mode, act) {
+    const database = await open(factory);
+    try {
+        return await settled(act(database.transaction(STORE, mode).objectStore(STORE)));
+    } finally {
+        database.close();
+    }
+}
+
+/**
+ * @param {IDBFactory} factory
+ * @returns {Promise<IDBDatabase>}
+ */
+function open(factory) {
+    const request = factory.open(DATABASE, 1);
+    request.onupgradeneeded = () => request.result.createObjectStore(STORE);
+    return settled(request);
+}
+
+/**
+ * @template T
+ * @param {IDBRequest<T>} request
+ * @returns {Promise<T>}
+ */
+function settled(request) {
+    return new Promise((resolve, reject) => {
+        request.onsuccess = () => resolve(request.result);
+        request.onerror = () => reject(request.error);
+    });
 }

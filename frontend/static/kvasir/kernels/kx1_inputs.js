@@ -5,7 +5,7 @@
  * kvasir/kernels/selftest_inputs.py.
  */
 
-import { BLOCK, PACKED_BLOCK, QUANT_TYPES, matrixBytes, packedRowBytes } from "./kx1_format.js";
+import { BLOCK, matrixBytes, PACKED_BLOCK, packedRowBytes, QUANT_TYPES } from "./kx1_format.js";
 
 /** @import { QuantType } from "./kernel_types.js" */
 /** @typedef {"plain" | "wild" | "low" | "high"} WeightKind */
@@ -199,7 +199,7 @@ export function legalPackedRows(cols, seed) {
             rest.fill(0xff);
             continue;
         }
-        codes.forEach((code, i) => (codes[i] = code === 0x80 ? 0x81 : code));
+        for (const [i, code] of codes.entries()) if (code === 0x80) codes[i] = 0x81;
         for (let i = 0; i < 4; i++) {
             if ((rest[i] & 15) === 0) rest[i] |= 0x01;
             if (rest[i] >> 4 === 0) rest[i] |= 0x10;

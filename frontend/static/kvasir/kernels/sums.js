@@ -7,7 +7,7 @@
  * half is added without rounding to all that is not cut.
  */
 
-import { KernelError } from "./errors.js";
+import { KernelError } from "../errors.js";
 import { BLOCK } from "./kx1_format.js";
 
 /** 31 * 2^26 < 2^31 */
@@ -31,7 +31,8 @@ const DOUBLE_BIAS = 1023;
 export function sumOutputs(outputs, weights, pairRows, exponents) {
     checkSumRequest(weights, pairRows, exponents, exponents.length);
     const d = pairRows.length > 0 ? outputs.length / pairRows.length : 0;
-    if (!Number.isInteger(d)) throw new KernelError(`${outputs.length} outputs are not those of ${pairRows.length} pairs`);
+    if (!Number.isInteger(d))
+        throw new KernelError(`${outputs.length} outputs are not those of ${pairRows.length} pairs`);
     const sums = new Int32Array(exponents.length * d);
     pairRows.forEach((row, pair) => {
         const weight = Math.abs(weights[pair]) < SMALLEST_NORMAL ? 0 : weights[pair];
@@ -127,7 +128,8 @@ export function unpackSums(packed, nRows, d) {
     for (let start = 0; start < sums.length; start += BLOCK) {
         const width = at < packed.length ? packed[at] : 0;
         const isKnown = width % 8 === 0 ? width <= 32 : width === 12;
-        if (!isKnown) throw new KernelError(`a block of packed sums has ${width} bits, one of 0, 8, 12, 16, 24, 32 is right`);
+        if (!isKnown)
+            throw new KernelError(`a block of packed sums has ${width} bits, one of 0, 8, 12, 16, 24, 32 is right`);
         if (at + 1 + blockBytes(width) > packed.length) {
             throw new KernelError(`${packed.length} bytes of packed sums are not ${nRows} rows of ${d} values`);
         }

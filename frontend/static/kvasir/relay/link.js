@@ -1,21 +1,20 @@
 /**
- * One relayed edge as its owner sees it: frames in, frames out. Twin of kvasir/relay/link.py.
- * relay/socket.js makes one for each edge; worker connections own them. Its bytes share the socket's stream, so it
- * cannot hold up the other side by itself: the relay's credit bounds what an edge may have under way.
+ * One relayed edge: frames in, frames out; and the queue in which all edges of a socket wait to be sent. socket.js
+ * makes a link for each edge; worker connections own them. Edges share the socket's stream, so one cannot hold up its
+ * sender by itself: the relay's credit bounds the bytes that an edge may have in flight.
  */
 
-import { EdgeError, WireError, messageOf } from "../wire/errors.js";
-import { RECORD_BYTES } from "./records.js";
-import { clipped } from "../wire/texts.js";
-import { decode, encode } from "../wire/codec.js";
-import { FaultCode, fault } from "../wire/frames.js";
+import { EdgeError, messageOf, WireError } from "../errors.js";
+import { decode, encode, join } from "../wire/codec.js";
+import { clipped, FaultCode, fault } from "../wire/frames.js";
 import { Kind, PROTOCOL_LIMITS } from "../wire/header.js";
+import { MAX_BUNDLE_BYTES, RECORD_BYTES, RELAY_EDGE, recordHead } from "./records.js";
 
 /** @typedef {import("../wire/frames.js").Frame} Frame */
 /** @typedef {import("../wire/header.js").Limits} Limits */
 
 /**
- * Who a link tells what happens. `linkClosed` is called once, never from within a call of the owner's.
+ * The owner of a link. `linkClosed` is called once, never during a call by the owner.
  * @typedef {object} LinkOwner
  * @property {(frame: Frame) => void} frameReceived
  * @property {(error: WireError) => void} bytesRefused
@@ -30,14 +29,14 @@ import { Kind, PROTOCOL_LIMITS } from "../wire/header.js";
  * @property {(link: RelayLink) => void} forget what still comes for it is dropped
  */
 
-/** Frames of one edge. `owner` is set by whoever the socket announces the edge to. */
+/** One edge. The receiver of `onEdge` sets `owner`. */
 export class RelayLink {
     /** @type {LinkOwner | null} */
     owner = null;
     queuedBytes = 0;
     #carrier;
     #closeReason = "";
-    #hasRefused = false; // that ends the edge already
+    #hasRefused = false; // a refusal ends the edge
 
     /** @param {number} number @param {Carrier} carrier */
     constructor(number, carrier) {
@@ -45,7 +44,7 @@ export class RelayLink {
         this.#carrier = carrier;
     }
 
-    /** @returns {boolean} whether the edge is closed */
+    /** @returns {boolean} */
     get isClosing() {
         return this.#closeReason !== "";
     }
@@ -63,7 +62,7 @@ export class RelayLink {
     }
 
     /**
-     * Tell the other side why, unless it has been told, and close.
+     * Send the reason, unless one was sent, and close.
      * @param {string} reason
      */
     close(reason) {
@@ -72,10 +71,10 @@ export class RelayLink {
         this.#close(reason);
     }
 
-    // What the socket calls
+    // Called by the socket
 
     /**
-     * Hand one frame's bytes to the owner.
+     * Decode one frame's bytes and pass it to the owner.
      * @param {Uint8Array} data
      */
     take(data) {
@@ -95,7 +94,7 @@ export class RelayLink {
     }
 
     /**
-     * Count bytes that have left.
+     * Count bytes that were sent.
      * @param {number} nBytes
      */
     sent(nBytes) {
@@ -104,7 +103,7 @@ export class RelayLink {
     }
 
     /**
-     * The socket is gone, and the edge with it.
+     * The socket is lost, and the edge with it.
      * @param {string} reason
      */
     lost(reason) {
@@ -125,7 +124,7 @@ export class RelayLink {
         if (this.#closeReason) return;
         this.#closeReason = reason || "closed";
         this.#carrier.forget(this);
-        // not at once: the owner may be in the middle of something
+        // later: the owner may be in the middle of a call
         queueMicrotask(() => this.owner?.linkClosed(this.#closeReason));
     }
 }
@@ -133,4 +132,93 @@ export class RelayLink {
 /** @param {number} code @returns {string} */
 function faultName(code) {
     return Object.entries(FaultCode).find(([, number]) => number === code)?.[0] ?? `code ${code}`;
+}
+
+/**
+ * One frame of an edge, or of the relay's own when there is no link. `nBytes`: with the record's head.
+ * @typedef {{link: import("./link.js").RelayLink | null, buffers: readonly Uint8Array[], nBytes: number}} Posted
+ */
+
+const DRAIN_LOOK_S = 0.005; // while the browser's own buffer is full
+
+/**
+ * Bundles the records of all edges, in their order, into messages. All that is posted in one turn leaves in one
+ * message. While the browser's own buffer is full, records wait here, where connections count them. `socket` is set
+ * once it is open.
+ */
+export class RelayOutgoing {
+    /** @type {import("./socket.js").SocketLike | null} */
+    socket = null;
+    #outside;
+    /** @type {Posted[]} */
+    #posted = [];
+    #isFlushing = false;
+    #hasEnded = false;
+    /** @type {Set<() => void>} called when everything is sent */
+    #whenIdle = new Set();
+
+    /** @param {import("./socket.js").Outside} outside */
+    constructor(outside) {
+        this.#outside = outside;
+    }
+
+    /** @param {Posted} posted its arrays must not change until they are sent */
+    post(posted) {
+        if (this.#hasEnded) return;
+        this.#posted.push(posted);
+        if (!this.#isFlushing) {
+            this.#isFlushing = true;
+            queueMicrotask(() => this.#flush());
+        }
+    }
+
+    /** @returns {Promise<void>} until everything is sent, or `end` is called */
+    idle() {
+        return new Promise((resolve) => {
+            this.#whenIdle.add(resolve);
+            this.#flush();
+        });
+    }
+
+    /** Send nothing more. */
+    end() {
+        this.#hasEnded = true;
+        this.#posted = [];
+        this.#tellIdle();
+    }
+
+    #flush() {
+        const { socket } = this;
+        if (socket === null || this.#hasEnded) return;
+        this.#isFlushing = true;
+        while (this.#posted.length > 0 && socket.bufferedAmount < MAX_BUNDLE_BYTES) {
+            const bundle = this.#nextBundle();
+            socket.send(join(bundle.flatMap(({ link, buffers, nBytes }) => [headOf(link, nBytes), ...buffers])));
+            for (const { link, nBytes } of bundle) link?.sent(nBytes);
+        }
+        const isIdle = this.#posted.length === 0 && socket.bufferedAmount === 0;
+        if (isIdle) this.#tellIdle();
+        this.#isFlushing = this.#posted.length > 0 || this.#whenIdle.size > 0;
+        if (this.#isFlushing) this.#outside.after(DRAIN_LOOK_S, () => this.#flush());
+    }
+
+    /** @returns {Posted[]} at least one */
+    #nextBundle() {
+        let [n, total] = [1, this.#posted[0].nBytes];
+        while (n < this.#posted.length && total + this.#posted[n].nBytes <= MAX_BUNDLE_BYTES) {
+            total += this.#posted[n].nBytes;
+            n += 1;
+        }
+        return this.#posted.splice(0, n);
+    }
+
+    #tellIdle() {
+        for (const tell of this.#whenIdle) tell();
+        this.#whenIdle.clear();
+    }
+}
+
+/** @param {Posted["link"]} link @param {number} nBytes @returns {Uint8Array} */
+function headOf(link, nBytes) {
+    return recordHead(link?.number ?? RELAY_EDGE, nBytes - RECORD_BYTES);
 }

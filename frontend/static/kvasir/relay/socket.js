@@ -1,28 +1,23 @@
 /**
- * A worker's WebSocket to a relay: opening, records in and out, signs of life. Twin of kvasir/relay/socket.py.
- * worker/join.js holds one; frames of many edges share it. Browsers cannot send a WebSocket ping, so it asks for a sign
- * of life by a PING of the wire. Reconnecting is its owner's business.
+ * A worker's WebSocket to a relay: opening, records in and out, signs of life. serving/join.js holds one, which many
+ * edges share, and reconnects. Browsers cannot send a WebSocket ping, so it sends a PING frame of the wire instead.
  */
 
-import { EdgeError, EdgeTimeout, HandshakeRefused, WireError, messageOf } from "../wire/errors.js";
-import { REAL_OUTSIDE } from "../wire/outside.js";
-import { RelayLink } from "./link.js";
-import { RelayOutgoing } from "./outgoing.js";
-import { RECORD_BYTES, RELAY_EDGE, openingMessage, records } from "./records.js";
 import { LOOK_EVERY_S, LookResult, SignsOfLife } from "../edge/signs_of_life.js";
+import { EdgeError, EdgeTimeout, HandshakeRefused, messageOf, WireError } from "../errors.js";
 import { decode, encode } from "../wire/codec.js";
-import { RefuseCode, ping, pong } from "../wire/frames.js";
+import { ping, pong, RefuseCode } from "../wire/frames.js";
 import { HEADER_BYTES, Kind, PROTOCOL_LIMITS } from "../wire/header.js";
+import { RelayLink, RelayOutgoing } from "./link.js";
+import { openingMessage, RECORD_BYTES, RELAY_EDGE, records } from "./records.js";
 
-/** @typedef {import("../wire/outside.js").Outside} Outside */
-/** @typedef {import("../wire/outside.js").SocketLike} SocketLike */
 /** @typedef {import("../wire/frames.js").Frame} Frame */
 /** @typedef {import("../wire/frames.js").Welcome} Welcome */
 
 const CLOSE_DEADLINE_S = 2;
-const KIND_AT = 5; // where a frame's header holds its kind
-const CLOSE_REASON_CHARACTERS = 40; // at most 123 bytes of UTF-8 may be said when a socket closes
-/** A look at the clock that comes this late says that the tab was frozen, not that the relay is gone. */
+const KIND_AT = 5; // offset of the kind in a frame's header
+const CLOSE_REASON_CHARACTERS = 40; // a close reason has at most 123 bytes of UTF-8
+/** A look at the clock that is this late means that the tab was frozen, not that the relay is gone. */
 const FROZEN_S = 3 * LOOK_EVERY_S;
 
 /**
@@ -30,17 +25,17 @@ const FROZEN_S = 3 * LOOK_EVERY_S;
  * @property {string} url ws: or wss:
  * @property {import("../wire/frames.js").Hello} hello with the token
  * @property {(link: RelayLink) => void} onEdge called for every edge that opens; it sets the link's owner
- * @property {number} deadlineS for all of the opening
- * @property {AbortSignal} [signal] gives the opening up
+ * @property {number} deadlineS for the whole opening
+ * @property {AbortSignal} [signal] aborts the opening
  * @property {import("../edge/signs_of_life.js").KeepAlive} [keepAlive]
  * @property {Outside} [outside]
  */
 
-/** An open socket. `closed` resolves with why it ended; edges that are open then are lost. */
+/** An open socket. `closed` resolves with the reason when it ends; edges that are open then are lost. */
 export class RelaySocket {
     /** @type {Promise<string>} */
     closed;
-    /** Why the relay is about to stop, or "". */
+    /** The reason why the relay is about to stop, or "". */
     goaway = "";
     #options;
     #outside;
@@ -51,7 +46,7 @@ export class RelaySocket {
     #outgoing;
     /** @type {Welcome | null} */
     #welcome = null;
-    /** @type {((error: Error | null) => void) | null} ends the opening */
+    /** @type {((error: Error | null) => void) | null} settles the opening */
     #opened = null;
     /** @type {(reason: string) => void} */
     #resolveClosed = () => {};
@@ -70,12 +65,12 @@ export class RelaySocket {
     }
 
     /**
-     * Open a socket and have the hello accepted, all within the deadline.
+     * Open a socket and wait for the welcome, within the deadline.
      * @param {SocketOptions} options
      * @returns {Promise<RelaySocket>}
      * @throws {HandshakeRefused} with the relay's reason
      * @throws {EdgeTimeout}
-     * @throws {EdgeError} when nobody answers, or not in this protocol
+     * @throws {EdgeError} if there is no answer, or not one of this protocol
      */
     static async connect(options) {
         const relay = new RelaySocket(options);
@@ -83,7 +78,7 @@ export class RelaySocket {
         const timer = relay.#outside.after(deadlineS, () => {
             relay.#fail(new EdgeTimeout(`relay ${url}: no answer to the hello within ${deadlineS} s`));
         });
-        const giveUp = () => relay.#fail(new EdgeError(`relay ${url}: the handshake was given up`));
+        const giveUp = () => relay.#fail(new EdgeError(`relay ${url}: the handshake was aborted`));
         signal?.addEventListener("abort", giveUp);
         try {
             await relay.#open();
@@ -95,14 +90,14 @@ export class RelaySocket {
         return relay;
     }
 
-    /** @returns {Welcome} the relay's answer; its limits hold the credit of an edge */
+    /** @returns {Welcome} the relay's answer; its limits include the credit of an edge */
     get welcome() {
         if (this.#welcome === null) throw new EdgeError(`relay ${this.#options.url} has not answered yet`);
         return this.#welcome;
     }
 
     /**
-     * Send what is queued, close, and end every edge; within two seconds.
+     * Send what is queued, end every edge and close, within two seconds.
      * @param {string} reason
      * @returns {Promise<void>}
      */
@@ -117,7 +112,7 @@ export class RelaySocket {
         }
     }
 
-    // What links call
+    // Called by links
 
     /**
      * Queue one frame of an edge, or of the relay's own when there is no link.
@@ -129,7 +124,7 @@ export class RelaySocket {
         this.#outgoing.post({ link, buffers, nBytes });
     }
 
-    /** @param {RelayLink} link what still comes for it is dropped */
+    /** @param {RelayLink} link frames that still arrive for it are dropped */
     forget(link) {
         this.#links.delete(link.number);
     }
@@ -139,7 +134,7 @@ export class RelaySocket {
         return new Promise((resolve, reject) => {
             this.#opened = (error) => (error === null ? resolve() : reject(error));
             if (this.#options.signal?.aborted) {
-                this.#fail(new EdgeError("the handshake was given up"));
+                this.#fail(new EdgeError("the handshake was aborted"));
                 return;
             }
             try {
@@ -154,7 +149,7 @@ export class RelaySocket {
     #listen(socket) {
         this.#socket = socket;
         this.#outgoing.socket = socket;
-        const opening = openingMessage(this.#options.hello); // throws for a token that cannot travel
+        const opening = openingMessage(this.#options.hello); // throws if the token cannot be sent
         socket.binaryType = "arraybuffer";
         socket.onopen = () => socket.send(opening);
         socket.onmessage = (event) => this.#receive(event.data);
@@ -172,7 +167,7 @@ export class RelaySocket {
     #receive(data) {
         this.#signs.heardS = this.#outside.nowS();
         try {
-            if (!(data instanceof ArrayBuffer)) throw new WireError("a text message; the relay speaks in bytes");
+            if (!(data instanceof ArrayBuffer)) throw new WireError("a text message; the relay sends only bytes");
             for (const record of records(new Uint8Array(data))) this.#take(record.edge, record.data);
         } catch (error) {
             if (!(error instanceof WireError || error instanceof EdgeError)) console.error(error);
@@ -191,7 +186,7 @@ export class RelaySocket {
         let link = this.#links.get(edge);
         if (link === undefined) {
             const isOpening = data.length >= HEADER_BYTES && data[KIND_AT] === Kind.HELLO;
-            if (!isOpening) return; // for an edge that this side has closed
+            if (!isOpening) return; // this side has closed the edge
             link = new RelayLink(edge, this);
             this.#links.set(edge, link);
             this.#options.onEdge(link);
@@ -199,7 +194,7 @@ export class RelaySocket {
         link.take(data);
     }
 
-    /** What the relay itself says. @param {Frame} frame */
+    /** Handle a frame from the relay itself. @param {Frame} frame */
     #hear(frame) {
         if (frame.kind === Kind.WELCOME) {
             this.#welcome = frame;
@@ -213,24 +208,28 @@ export class RelaySocket {
         } else if (frame.kind === Kind.PING) {
             this.#say(pong(frame.number));
         } else if (frame.kind !== Kind.PONG) {
-            throw new WireError(`a frame of kind ${frame.kind} from the relay itself is out of place`);
+            throw new WireError(`a frame of kind ${frame.kind} is not expected from the relay itself`);
         }
     }
 
     /** @param {Frame} frame */
     #say(frame) {
         const buffers = encode(frame, PROTOCOL_LIMITS);
-        this.post(null, buffers, buffers.reduce((sum, buffer) => sum + buffer.length, RECORD_BYTES));
+        this.post(
+            null,
+            buffers,
+            buffers.reduce((sum, buffer) => sum + buffer.length, RECORD_BYTES),
+        );
     }
 
-    /** @param {number} lookedS the moment of the look before */
+    /** @param {number} lookedS time of the previous look */
     #stayAlive(lookedS) {
         this.#outside.after(LOOK_EVERY_S, () => {
             if (this.#endReason) return;
             const nowS = this.#outside.nowS();
             const nUnsent = this.#socket?.bufferedAmount ?? 0;
             const action = this.#signs.look(nowS, nUnsent, nowS - lookedS < FROZEN_S);
-            if (action === LookResult.PING) this.#say(ping((this.#pingNumber += 1)));
+            if (action === LookResult.PING) this.#say(ping(++this.#pingNumber));
             if (action === LookResult.GIVE_UP) {
                 const silentS = this.#signs.silentS(nowS).toFixed(1);
                 this.#abort(`relay ${this.#options.url} gave no sign of life for ${silentS} s`);
@@ -240,7 +239,7 @@ export class RelaySocket {
         });
     }
 
-    /** @param {Error} error ends the opening, or the socket */
+    /** @param {Error} error fails the opening, or ends the socket */
     #fail(error) {
         const opened = this.#opened;
         this.#opened = null;
@@ -248,7 +247,7 @@ export class RelaySocket {
         opened?.(error);
     }
 
-    /** Close for good: every edge is lost now. @param {string} reason */
+    /** Close for good; every edge is lost. @param {string} reason */
     #abort(reason) {
         if (this.#endReason) return;
         this.#endReason = this.#parting || reason;
@@ -263,10 +262,41 @@ export class RelaySocket {
     }
 }
 
-/** @param {string} url @returns {string} the same, if it is a WebSocket's and without secrets */
+/** @param {string} url @returns {string} the same, if it is a WebSocket address without secrets */
 function checkedUrl(url) {
     const { protocol, username, password, search, hash } = new URL(url);
     if (protocol !== "ws:" && protocol !== "wss:") throw new EdgeError(`${url} is not a ws: or wss: address`);
     if (username || password || search || hash) throw new EdgeError("a relay address holds no user, query or fragment");
     return url;
 }
+
+/**
+ * The part of WebSocket that is used.
+ * @typedef {object} SocketLike
+ * @property {string} binaryType
+ * @property {number} bufferedAmount
+ * @property {((event: any) => void) | null} onopen
+ * @property {((event: {data: unknown}) => void) | null} onmessage
+ * @property {((event: {code: number, reason: string}) => void) | null} onclose
+ * @property {(data: Uint8Array<ArrayBuffer>) => void} send
+ * @property {(code?: number, reason?: string) => void} close
+ */
+
+/**
+ * @typedef {object} Outside
+ * @property {() => number} nowS seconds of a monotonic clock
+ * @property {(seconds: number, then: () => void) => {cancel: () => void}} after
+ * @property {(url: string) => SocketLike} openSocket
+ */
+
+/** @type {Outside} */
+export const REAL_OUTSIDE = Object.freeze({
+    nowS: () => performance.now() / 1000,
+    /** @param {number} seconds @param {() => void} then */
+    after: (seconds, then) => {
+        const timer = setTimeout(then, 1000 * seconds);
+        return { cancel: () => clearTimeout(timer) };
+    },
+    /** @param {string} url @returns {SocketLike} */
+    openSocket: (url) => /** @type {any} */ (new WebSocket(url)), // its handlers have narrower types
+});

@@ -1,17 +1,17 @@
 /**
- * Ranges of experts: the unit of coverage, half-open, as plain frozen objects. Twin of kvasir/slicing/expert_ranges.py.
- * The wire, the plan and the market client use them; nothing here knows a model.
+ * Ranges of experts, the unit of coverage: half-open, as plain frozen objects. The wire, the plan and the market client
+ * use them.
  */
 
 /** @typedef {{readonly layer: number, readonly start: number, readonly stop: number}} ExpertRange */
 
 /**
- * Experts `start` up to, not including, `stop` of one layer.
+ * Return the range of experts `start` up to, not including, `stop` of one layer.
  * @param {number} layer
  * @param {number} start
  * @param {number} stop
  * @returns {ExpertRange}
- * @throws {RangeError} when it is empty or not of whole numbers from 0
+ * @throws {RangeError} if it is empty or has a number that is not an integer from 0
  */
 export function expertRange(layer, start, stop) {
     if (![layer, start, stop].every(Number.isInteger) || layer < 0 || start < 0 || stop <= start) {
@@ -31,7 +31,7 @@ export function nExperts(range) {
 }
 
 /**
- * Order by layer, start and stop; 0 when both are the same range.
+ * Compare by layer, start and stop; 0 for equal ranges.
  * @param {ExpertRange} one
  * @param {ExpertRange} other
  * @returns {number}
@@ -50,7 +50,7 @@ export function isSameRange(one, other) {
 }
 
 /**
- * Whether both lists hold the same ranges in the same order.
+ * Return whether both lists hold the same ranges in the same order.
  * @param {readonly ExpertRange[]} some
  * @param {readonly ExpertRange[]} others
  * @returns {boolean}
@@ -69,7 +69,7 @@ export function includesRange(ranges, range) {
 }
 
 /**
- * Experts that are in both.
+ * Return the number of experts that are in both.
  * @param {ExpertRange} one
  * @param {ExpertRange} other
  * @returns {number}
@@ -80,7 +80,7 @@ export function nShared(one, other) {
 }
 
 /**
- * The same experts as sorted ranges that neither overlap nor touch within a layer.
+ * Return the same experts as sorted ranges that neither overlap nor touch within a layer.
  * @param {Iterable<ExpertRange>} ranges
  * @returns {readonly ExpertRange[]}
  */

@@ -1,11 +1,11 @@
 /**
- * What a slice holds and where: each expert's matrices as places in the file, in the order of its digest.
- * Twin of kvasir/slicing/slice_file.py, expert_tensors.py and expert_places.py. `slices/repair.js` hashes these places,
- * `holdings.js` loads them into a kernel. What the metadata says is compared with the tensors first.
+ * What a slice holds and where: each expert's matrices as places in the file, in the order of the expert's digest.
+ * `slices/repair.js` hashes these places, `holdings.js` loads them into a kernel. The metadata is checked against the
+ * tensors first.
  */
 
+import { BrokenSliceError } from "../errors.js";
 import { readGgufHeader } from "../gguf/header.js";
-import { BrokenSliceError } from "../worker/slices/errors.js";
 
 /** @import { ExpertRange } from "../worker/agent/plan_state.js" */
 /** @import { GgufHeader, TensorInfo } from "../gguf/header.js" */
@@ -40,15 +40,15 @@ const EXPERT_TENSOR = /^blk\.(0|[1-9]\d{0,5})\.ffn_(gate|up|down|gate_up)_exps\.
 const SLICE_VERSION = 1;
 
 /**
- * Read the slice whose header is `header`. Throws BrokenSliceError when it is none, or holds something else than its
- * metadata says.
+ * Read the slice whose header is `header`. Throws BrokenSliceError if it is not a slice, or does not hold what its
+ * metadata states.
  * @param {Uint8Array} header @param {number} nBytes of the whole file @returns {SliceFacts}
  */
 export function readSlice(header, nBytes) {
     const { metadata, tensors } = readGgufHeader(header, nBytes);
     const version = metadata.get("kvasir.slice.version");
     if (version !== SLICE_VERSION) {
-        throw new BrokenSliceError(`slice version ${version} is not known; ${SLICE_VERSION} is`);
+        throw new BrokenSliceError(`slice version ${version} is not supported; ${SLICE_VERSION} is`);
     }
     const ranges = readRanges(metadata);
     const dModel = integer(metadata, "kvasir.slice.d_model");
@@ -56,7 +56,7 @@ export function readSlice(header, nBytes) {
     const byLayer = groupTensors(tensors);
     const layers = [...new Set(ranges.map((item) => item.layer))];
     if (layers.length !== byLayer.size) {
-        throw new BrokenSliceError(`its metadata names layers ${layers}, its tensors are of ${[...byLayer.keys()]}`);
+        throw new BrokenSliceError(`its metadata has layers ${layers}, its tensors have ${[...byLayer.keys()]}`);
     }
     const experts = layers.flatMap((layer) => {
         const ids = ranges.filter((item) => item.layer === layer).flatMap(idsOf);
@@ -89,11 +89,11 @@ function integer(metadata, key) {
 function readRanges(metadata) {
     const [layers, starts, stops] = ["layers", "starts", "stops"].map((key) => {
         const column = metadata.get(`kvasir.slice.${key}`);
-        if (!Array.isArray(column)) throw new BrokenSliceError(`kvasir.slice.${key} is no list`);
+        if (!Array.isArray(column)) throw new BrokenSliceError(`kvasir.slice.${key} is not a list`);
         return column;
     });
     if (layers.length === 0 || layers.length !== starts.length || layers.length !== stops.length) {
-        throw new BrokenSliceError("kvasir.slice.layers, starts and stops need equally many items");
+        throw new BrokenSliceError("kvasir.slice.layers, starts and stops must have the same length");
     }
     const ranges = layers.map((layer, i) => ({ layer, start: starts[i], stop: stops[i] }));
     const [nLayer, nExpert] = [integer(metadata, "kvasir.slice.n_layer"), integer(metadata, "kvasir.slice.n_expert")];
@@ -161,7 +161,7 @@ function layerPlaces(layer, ids, named, { dModel, dFf }) {
 }
 
 /**
- * One expert's part of a tensor.
+ * Return one expert's part of a tensor.
  * @param {TensorInfo} info
  * @param {number} nExperts
  * @param {number} localId
@@ -172,7 +172,10 @@ function share(info, nExperts, localId) {
     return { offset: info.offset + localId * nBytes, nBytes };
 }
 
-/** Gate rows first, then up rows. @param {BytePlace} place @returns {[BytePlace, BytePlace]} */
+/** Split gate rows, which come first, from up rows. @param {BytePlace} place @returns {[BytePlace, BytePlace]} */
 function halves({ offset, nBytes }) {
-    return [{ offset, nBytes: nBytes / 2 }, { offset: offset + nBytes / 2, nBytes: nBytes / 2 }];
+    return [
+        { offset, nBytes: nBytes / 2 },
+        { offset: offset + nBytes / 2, nBytes: nBytes / 2 },
+    ];
 }

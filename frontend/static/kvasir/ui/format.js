@@ -1,6 +1,6 @@
 /**
- * Numbers as people read them, in the page's language. All pages call it; nothing here touches the page.
- * Sizes are powers of 1024, credits are microcredits / 1,000,000, moments are Unix milliseconds.
+ * Numbers as text in the page's language. All pages use it. Sizes are powers of 1024, credits are microcredits /
+ * 1,000,000, moments are Unix milliseconds.
  */
 
 const SIZES = ["byte", "KiB", "MiB", "GiB", "TiB"];
@@ -11,7 +11,7 @@ function language() {
 }
 
 /**
- * A number with at most `digits` decimals.
+ * Format a number with at most `digits` decimals.
  * @param {number} value
  * @param {number} [digits]
  */
@@ -20,7 +20,7 @@ export function formatNumber(value, digits = 0) {
 }
 
 /**
- * A large number in few signs: 1.2K, 3.4M.
+ * Format a large number briefly: 1.2K, 3.4M.
  * @param {number} value
  */
 export function formatCompact(value) {
@@ -29,7 +29,7 @@ export function formatCompact(value) {
 }
 
 /**
- * Bytes, in three significant digits.
+ * Format bytes in three significant digits.
  * @param {number} nBytes
  */
 export function formatBytes(nBytes) {
@@ -40,7 +40,7 @@ export function formatBytes(nBytes) {
 }
 
 /**
- * A share from 0 to 1 as per cent. What is nearly all is never called all, and the other way round.
+ * Format a share from 0 to 1 as a percentage. It shows 100 % and 0 % only for exactly 1 and 0.
  * @param {number} share
  */
 export function formatShare(share) {
@@ -49,9 +49,9 @@ export function formatShare(share) {
 }
 
 /**
- * Microcredits as credits, with more decimals the smaller they are.
+ * Format microcredits as credits, with more decimals the smaller they are.
  * @param {number} microcredits
- * @param {number} [leastDigits]  so many decimals at least: a column then stands in line
+ * @param {number} [leastDigits] the fewest decimals, to align a column
  */
 export function formatCredits(microcredits, leastDigits = 0) {
     const credits = microcredits / 1_000_000;
@@ -61,7 +61,7 @@ export function formatCredits(microcredits, leastDigits = 0) {
 }
 
 /**
- * A span of time: the two largest units.
+ * Format a span of time by its two largest units.
  * @param {number} seconds
  */
 export function formatSpan(seconds) {
@@ -75,7 +75,7 @@ export function formatSpan(seconds) {
 }
 
 /**
- * Milliseconds, in as many digits as say something.
+ * Format milliseconds to a useful precision.
  * @param {number} ms
  */
 export function formatMs(ms) {
@@ -83,7 +83,7 @@ export function formatMs(ms) {
 }
 
 /**
- * A day or a moment in the visitor's own time.
+ * Format a day or a time in the visitor's time zone.
  * @param {number} atMs
  */
 export function formatMoment(atMs) {

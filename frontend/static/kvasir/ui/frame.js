@@ -1,18 +1,18 @@
-// The frame that all pages share: the theme's button. base.html loads it. It knows nothing of any page.
+// The frame that all pages share: the theme button. base.html loads it.
 
 const THEMES = /** @type {const} */ (["auto", "light", "dark"]);
 const SIGNS = { auto: "◐", light: "☀", dark: "☾" };
 
 /** @typedef {typeof THEMES[number]} Theme */
 
-/** @returns {Theme} what the visitor chose */
+/** @returns {Theme} the visitor's choice */
 function chosenTheme() {
     const stored = localStorage.getItem("kvasir-theme");
     return stored === "light" || stored === "dark" ? stored : "auto";
 }
 
 /**
- * Show a theme and remember it.
+ * Apply a theme and store it.
  * @param {Theme} theme
  */
 function setTheme(theme) {
@@ -23,7 +23,7 @@ function setTheme(theme) {
         localStorage.setItem("kvasir-theme", theme);
         document.documentElement.dataset.theme = theme;
     }
-    document.dispatchEvent(new CustomEvent("kvasir-theme", { detail: theme })); // canvases draw anew
+    document.dispatchEvent(new CustomEvent("kvasir-theme", { detail: theme })); // canvases draw again
 }
 
 /** @param {HTMLElement} button */

@@ -1,6 +1,6 @@
 /**
- * CRC-32 (that of zlib and PNG), sixteen bytes a step: about 2 GB/s. Twin of kvasir/wire/checksum.py.
- * The wire's header uses it for every frame; it is no protection against a forger.
+ * CRC-32 (that of zlib and PNG), sixteen bytes a step: about 2 GB/s. Every frame's header has one. It does not protect
+ * against forgery.
  */
 
 const POLYNOMIAL = 0xedb88320;
@@ -8,7 +8,7 @@ const STEP_BYTES = 16;
 const WORD_BYTES = 4;
 const STEP_WORDS = STEP_BYTES / WORD_BYTES;
 
-/** Sixteen tables of 256, one after another: table k says what a byte does to the sum when k bytes follow it. */
+/** Sixteen tables of 256, one after another: table k has the effect of a byte that k bytes follow. */
 const TABLE = makeTable();
 
 /** @returns {Int32Array} */
@@ -27,7 +27,7 @@ function makeTable() {
 }
 
 /**
- * The checksum of `data`, going on from the checksum of what came before it.
+ * Return the checksum of `data`, continued from the checksum of the bytes before it.
  * @param {Uint8Array} data
  * @param {number} [before]
  * @returns {number} u32
@@ -49,7 +49,7 @@ function bytewise(data, crc) {
 }
 
 /**
- * @param {Int32Array} words whole steps, little-endian as wherever browsers run
+ * @param {Int32Array} words whole steps, little-endian, as on all platforms with a browser
  * @param {number} crc
  * @returns {number}
  */
@@ -65,7 +65,7 @@ function stepwise(words, crc) {
 }
 
 /**
- * What a word does to the sum.
+ * Return the effect of a word on the checksum.
  * @param {number} word
  * @param {number} nAfter words that follow it in its step
  * @returns {number}

@@ -1,30 +1,28 @@
 /**
- * The wire's codec: frames to bytes and back, without I/O. Twin of kvasir/wire/codec.py for whole messages; streams that
- * may be cut anywhere are TCP's, which a browser does not have. Any bytes either decode or throw a WireError; nothing
- * larger than the limits is ever allocated; tensors are views over the received bytes where these are aligned, but for
- * sums, which travel packed.
+ * The wire's codec: frames to bytes and back, without I/O. It takes whole messages; a browser has no TCP streams. Any
+ * bytes either decode or throw a WireError, and nothing larger than the limits is allocated. Tensors are views over the
+ * received bytes if these are aligned; sums are packed, and so copied.
  *
  *   encode(frame, limits) -> Uint8Array[]      the buffers to send one after another; `limits` are the receiver's
- *   decode(bytes, limits) -> Frame             the one frame that the bytes are, all of them
+ *   decode(bytes, limits) -> Frame             the bytes must be exactly one frame
  */
 
-import { KernelError } from "../kernels/errors.js";
+import { KernelError, WireError } from "../errors.js";
 import { packSums, unpackSums } from "../kernels/sums.js";
-import { WireError } from "./errors.js";
-import { checkHeader } from "./header_checks.js";
 import {
+    checkHeader,
+    checksum,
+    encodedRowBytes,
     FLAG_MORE,
     FLAG_REPLY_F16,
     FLAG_SUMS,
     HEADER_BYTES,
     Kind,
-    PROTOCOL_LIMITS,
-    WireType,
-    checksum,
-    encodedRowBytes,
     kindName,
+    PROTOCOL_LIMITS,
     packHeader,
     unpackHeader,
+    WireType,
 } from "./header.js";
 import { packPayload, unpackPayload } from "./payloads.js";
 
@@ -37,11 +35,12 @@ import { packPayload, unpackPayload } from "./payloads.js";
 /** @typedef {import("./header.js").Limits} Limits */
 
 /**
- * The frame as buffers to send one after another; tensors are not copied, so they must not change until they are sent.
+ * Return the frame as buffers to send one after another. Tensors are not copied and must not change until they are
+ * sent.
  * @param {Frame} frame
  * @param {Readonly<Limits>} [limits] what the receiver accepts
  * @returns {Uint8Array[]}
- * @throws {WireError} for a frame that the receiver would not accept
+ * @throws {WireError} if the receiver would not accept the frame
  */
 export function encode(frame, limits = PROTOCOL_LIMITS) {
     const { header, payload } = partsOf(frame);
@@ -50,7 +49,7 @@ export function encode(frame, limits = PROTOCOL_LIMITS) {
 }
 
 /**
- * The one frame that `data` is, all of it.
+ * Decode `data`, which must be exactly one frame.
  * @param {Uint8Array} data
  * @param {Readonly<Limits>} [limits] what this side accepts
  * @returns {Frame}
@@ -58,17 +57,19 @@ export function encode(frame, limits = PROTOCOL_LIMITS) {
  */
 export function decode(data, limits = PROTOCOL_LIMITS) {
     if (data.length < HEADER_BYTES) {
-        throw new WireError(`${data.length} bytes are no frame: the header alone has ${HEADER_BYTES}`);
+        throw new WireError(`${data.length} bytes are not a frame: the header alone has ${HEADER_BYTES}`);
     }
     const { header, check } = unpackHeader(data);
     checkHeader(header, limits);
     if (data.length !== HEADER_BYTES + header.payloadBytes) {
-        throw new WireError(`frame of ${data.length} bytes, its header says ${HEADER_BYTES + header.payloadBytes}`);
+        throw new WireError(
+            `frame of ${data.length} bytes, its header announces ${HEADER_BYTES + header.payloadBytes}`,
+        );
     }
     const payload = data.subarray(HEADER_BYTES);
     const found = checksum(data, [payload]);
     if (found !== check) {
-        throw new WireError(`${kindName(header.kind)} frame says checksum ${check}, its bytes have ${found}`);
+        throw new WireError(`${kindName(header.kind)} frame has checksum ${check}, its bytes give ${found}`);
     }
     if (header.kind === Kind.DISPATCH) return dispatchOf(header, payload);
     if (header.kind === Kind.RESULT) {
@@ -78,7 +79,7 @@ export function decode(data, limits = PROTOCOL_LIMITS) {
 }
 
 /**
- * Buffers one after another in one.
+ * Concatenate buffers.
  * @param {readonly Uint8Array[]} buffers
  * @returns {Uint8Array<ArrayBuffer>}
  */
@@ -192,7 +193,7 @@ function sumResultOf({ request, layer, nRows, nPairs, dModel }, payload) {
  * @template T
  * @param {() => T} convert between sums and their packed form
  * @returns {T}
- * @throws {WireError} for what cannot travel
+ * @throws {WireError} if the values cannot be sent
  */
 function unlessRefused(convert) {
     try {

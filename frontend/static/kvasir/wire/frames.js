@@ -1,7 +1,6 @@
 /**
- * The frames as data: one frozen shape a kind, told apart by `kind`. Twin of kvasir/wire/frames.py.
- * Both ends of an edge build and receive these; wire.js turns them into bytes and back. Nothing here does I/O, and
- * nothing here judges whether a worker can compute what is asked.
+ * Frames as data: one frozen shape for each `kind`. Both ends of an edge build and receive these; codec.js turns them
+ * into bytes and back. Nothing here does I/O or checks whether a worker can compute a request.
  */
 
 import { Kind, PROTOCOL_LIMITS } from "./header.js";
@@ -11,10 +10,10 @@ import { Kind, PROTOCOL_LIMITS } from "./header.js";
 
 export const MAX_TEXT_BYTES = 1024;
 
-/** Who speaks: the role byte is the letter's ASCII code. */
+/** The sender's role: an ASCII letter. */
 export const Role = Object.freeze({ BACKBONE: 66, WORKER: 87 });
 
-/** Which part of a hello disagreed. */
+/** The part of a hello that did not match. */
 export const RefuseCode = Object.freeze({
     VERSION: 1,
     ROLE: 2,
@@ -40,7 +39,7 @@ export const FaultCode = Object.freeze({
 });
 
 /**
- * First frame of the side that asks. Fingerprints are 64 hex digits.
+ * First frame of the connecting side. Fingerprints are 64 hex digits.
  * @typedef {object} Hello
  * @property {1} kind
  * @property {number} role
@@ -70,9 +69,10 @@ export const FaultCode = Object.freeze({
 /** The answer to a hello that is not accepted. @typedef {{kind: 3, code: number, message: string}} Refuse */
 
 /**
- * Weights and exponents: a worker answers with one row of sums for each row (docs/reference/kx1.md, step 7).
+ * What a worker needs to answer with one row of integers for each row, instead of an output for each pair (docs/reference/kx1.md,
+ * step 7).
  * @typedef {object} SumOrder
- * @property {Float32Array} weights [nPairs] what each output is multiplied by
+ * @property {Float32Array} weights [nPairs] factor of each output
  * @property {Int32Array} exponents [nRows] the unit of each row's integers is 2^exponent
  */
 
@@ -89,7 +89,7 @@ export const FaultCode = Object.freeze({
  * @property {Uint32Array} pairRows [nPairs]
  * @property {Uint32Array} pairIds [nPairs]
  * @property {boolean} isReplyF16 whether results may be f16
- * @property {boolean} hasMore another one of the same layer follows at once
+ * @property {boolean} hasMore another dispatch of the same layer follows at once
  * @property {SumOrder | null} sums answer with a SumResult
  */
 
@@ -122,7 +122,7 @@ export const FaultCode = Object.freeze({
  */
 /** No new dispatches for some milliseconds; 0 ends a pause. @typedef {{kind: 7, milliseconds: number}} Pause */
 /** The sender will stop. @typedef {{kind: 8, reason: string}} Goaway */
-/** Are you there? @typedef {{kind: 9, number: number}} Ping */
+/** A request for a sign of life. @typedef {{kind: 9, number: number}} Ping */
 /** The answer to the Ping of the same number. @typedef {{kind: 10, number: number}} Pong */
 
 /** @typedef {Hello | Welcome | Refuse | Dispatch | Result | SumResult | Fault | Pause | Goaway | Ping | Pong} Frame */
@@ -160,7 +160,7 @@ export function result(request, layer, nPairs, dModel, outputs) {
 }
 
 /**
- * @param {Dispatch} dispatch that it answers
+ * @param {Dispatch} dispatch the request
  * @param {Int32Array} sums [nRows * dModel]
  * @returns {SumResult}
  */
@@ -191,4 +191,29 @@ export function ping(number) {
 /** @param {number} number @returns {Pong} */
 export function pong(number) {
     return { kind: Kind.PONG, number };
+}
+
+const ENCODER = new TextEncoder();
+const CONTROL = /[\p{Control}\p{Surrogate}]/u;
+const CONTROLS = new RegExp(CONTROL.source, "gu");
+
+/**
+ * Return whether a text holds control characters (U+0000 to U+001F, U+007F to U+009F) or lone surrogates.
+ * @param {string} text
+ * @returns {boolean}
+ */
+export function hasControls(text) {
+    return CONTROL.test(text);
+}
+
+/**
+ * Return the message without control characters, cut to MAX_TEXT_BYTES bytes of UTF-8.
+ * @param {string} message
+ * @returns {string}
+ */
+export function clipped(message) {
+    const data = ENCODER.encode(message.replace(CONTROLS, " "));
+    let end = Math.min(data.length, MAX_TEXT_BYTES);
+    while (end < data.length && (data[end] & 0xc0) === 0x80) end -= 1; // never within a character
+    return new TextDecoder("utf-8", { ignoreBOM: true }).decode(data.subarray(0, end));
 }

@@ -1,22 +1,21 @@
 /**
- * Half-precision floats as bits, rounded as numpy rounds them (to nearest, ties to even). Twin of f16_reply in
- * kvasir/wire/frames.py. The compute queue answers with it where a backbone asks for f16. Bits, because not every
- * browser has a Float16Array.
+ * Half-precision floats as bits, rounded as numpy rounds them (to nearest, ties to even). The compute queue uses them
+ * when a backbone asks for f16. They are bits because not every browser has a Float16Array.
  */
 
 const F32_SIGN = 0x8000_0000;
-/** From here on (as bits of an f32 without its sign) a value rounds to infinity, or is none. */
+/** From these bits on (of an f32 without its sign) a value rounds to infinity, or is infinite or NaN. */
 const F32_TOO_LARGE = 0x477f_f000;
 /** The smallest f32 that is a normal f16. */
 const F32_NORMAL = 0x3880_0000;
-/** At or below half of the smallest f16 everything rounds to zero. */
+/** Half of the smallest f16: this and everything below rounds to zero. */
 const F32_TINY = 0x3300_0000;
 const EXPONENT_SHIFT = 112 << 23;
 const FRACTION = 0x007f_ffff;
 const HIDDEN = 0x0080_0000;
 
 /**
- * Bits of the f16 that is nearest to a finite f32 below 65520.
+ * Return the bits of the f16 nearest to a finite f32 below 65520.
  * @param {number} bits of the f32
  * @returns {number} u16
  */
@@ -34,7 +33,7 @@ function roundedShift(value, shift) {
 }
 
 /**
- * The f32 that an f16 is.
+ * Return an f16 as an f32.
  * @param {number} half bits of a finite f16
  * @returns {number}
  */
@@ -47,8 +46,8 @@ export function floatOfHalf(half) {
 }
 
 /**
- * Outputs as a reply in f16 carries them: all rows as f16 bits, or, when a row does not fit, f32 in which each row that
- * does fit is rounded to f16. So a row's value depends on itself alone, never on its company in the frame.
+ * Return the outputs for a reply in f16: all rows as f16 bits or, if a row does not fit, as f32 in which each row that
+ * fits is rounded to f16. So a row's values never depend on other rows of the frame.
  * @param {Float32Array} outputs [nPairs * dModel]
  * @param {number} dModel
  * @returns {Uint16Array | Float32Array} the same shape
@@ -74,7 +73,7 @@ export function f16Reply(outputs, dModel) {
 /**
  * @param {Float32Array} outputs
  * @param {Uint16Array} halves
- * @param {Set<number>} unfit where rows begin that stay as they are
+ * @param {Set<number>} unfit starts of the rows that are not rounded
  * @param {number} dModel
  * @returns {Float32Array}
  */

@@ -1,16 +1,16 @@
 /**
- * The fixed header that opens every frame: layout, limits, checksum. Twin of kvasir/wire/header.py; the byte tables are
- * in docs/reference/wire.md. It knows nothing of sockets and never looks into a payload.
+ * The fixed header of every frame: layout, limits, checksum, and the checks of both ends. The byte tables are in
+ * docs/reference/wire.md. Nothing here touches sockets or looks into a payload.
  */
 
+import { WireError, WireVersionError } from "../errors.js";
 import { crc32 } from "./checksum.js";
-import { WireError, WireVersionError } from "./errors.js";
 
 /** "KVSR", read as a little-endian u32. */
 const MAGIC = 0x5253564b;
 export const VERSION = 2;
 export const HEADER_BYTES = 36;
-/** The header's bytes under the checksum: all before it. */
+/** Bytes of the header that the checksum covers: all before it. */
 const CHECKED_BYTES = 32;
 
 export const MAX_PAYLOAD_BYTES = 8 * 1024 * 1024;
@@ -50,7 +50,7 @@ export const FLAG_MORE = 2;
 export const FLAG_SUMS = 4;
 
 /**
- * What one side accepts in Dispatch and Result. Each side states its own at the handshake, the other obeys.
+ * What one side accepts in Dispatch and Result. Each side states its limits in the handshake; the other keeps them.
  * @typedef {object} Limits
  * @property {number} maxPayloadBytes
  * @property {number} maxRows
@@ -72,10 +72,10 @@ export const FLAG_SUMS = 4;
  */
 
 /**
- * Checked limits; what `stated` leaves out is the protocol's.
+ * Return checked limits; those missing in `stated` are the protocol's.
  * @param {Partial<Limits>} [stated]
  * @returns {Readonly<Limits>}
- * @throws {WireError} for a limit that nobody may state
+ * @throws {WireError} if a limit is outside the protocol's
  */
 export function makeLimits(stated = {}) {
     const limits = {
@@ -118,7 +118,7 @@ export function wireTypeName(wireType) {
 }
 
 /**
- * Bytes of one row on the wire.
+ * Return the bytes of one row on the wire.
  * @param {number} rowFormat WireType.F32 or WireType.KX1
  * @param {number} dModel
  * @returns {number}
@@ -133,7 +133,7 @@ export function encodedRowBytes(rowFormat, dModel) {
 }
 
 /**
- * The most bytes that packed sums of some rows can have.
+ * Return the most bytes that packed sums of `nRows` rows can have.
  * @param {number} nRows
  * @param {number} dModel
  * @returns {number}
@@ -143,7 +143,7 @@ export function sumsBytes(nRows, dModel) {
 }
 
 /**
- * The header's bytes, with the checksum over itself and `payload`.
+ * Return the header's bytes, with the checksum over itself and `payload`.
  * @param {Header} header
  * @param {readonly Uint8Array[]} payload
  * @returns {Uint8Array}
@@ -159,7 +159,7 @@ export function packHeader(header, payload) {
     }
     view.setUint32(0, MAGIC, true);
     data.set([VERSION, kind, wireType, flags], 4);
-    numbers.forEach((number, i) => view.setUint32(8 + 4 * i, number, true));
+    for (const [i, number] of numbers.entries()) view.setUint32(8 + 4 * i, number, true);
     view.setUint32(CHECKED_BYTES, checksum(data, payload), true);
     return data;
 }
@@ -170,7 +170,7 @@ export function isWithin(value, most) {
 }
 
 /**
- * CRC-32 over the first 32 header bytes and then the payload.
+ * Return the CRC-32 over the first 32 header bytes and then the payload.
  * @param {Uint8Array} head
  * @param {readonly Uint8Array[]} payload
  * @returns {number}
@@ -180,11 +180,11 @@ export function checksum(head, payload) {
 }
 
 /**
- * The header at the start of `data` (at least 36 bytes) and its checksum; its counts are not checked yet.
+ * Return the header at the start of `data` (at least 36 bytes) and its checksum. Its counts are not checked yet.
  * @param {Uint8Array} data
  * @returns {{header: Header, check: number}}
  * @throws {WireVersionError} for another version (except of a Refuse, which every version can read)
- * @throws {WireError} for anything else that is not a header
+ * @throws {WireError} if the bytes are not a header
  */
 export function unpackHeader(data) {
     const view = new DataView(data.buffer, data.byteOffset, data.byteLength);
@@ -201,4 +201,123 @@ export function unpackHeader(data) {
         view.getUint32(at, true),
     );
     return { header: { kind, wireType, flags, request, layer, nRows, nPairs, dModel, payloadBytes }, check };
+}
+
+/** @type {readonly number[]} */
+const DISPATCH_TYPES = [WireType.F32, WireType.KX1];
+/** @type {readonly number[]} */
+const RESULT_TYPES = [WireType.F32, WireType.F16, WireType.SUMS];
+
+/**
+ * Check that the counts agree with each other and with `limits`. Senders call it before they send, receivers before
+ * they read a payload.
+ * @param {Header} header
+ * @param {Readonly<Limits>} limits
+ * @throws {WireError}
+ */
+export function checkHeader(header, limits) {
+    const isTensor = header.kind === Kind.DISPATCH || header.kind === Kind.RESULT;
+    const most = isTensor ? limits.maxPayloadBytes : MAX_CONTROL_BYTES;
+    const name = kindName(header.kind);
+    if (header.payloadBytes > most) {
+        throw new WireError(`${name} payload of ${header.payloadBytes} bytes is over the limit of ${most}`);
+    }
+    if (!isTensor) {
+        checkPlain(header, name);
+        return;
+    }
+    if (header.kind === Kind.DISPATCH) checkDispatch(header, limits);
+    else checkResult(header, limits);
+    checkCounts(header, limits, name);
+    checkTensorBytes(header, limits, name);
+}
+
+/** @param {Header} header @param {string} name */
+function checkPlain(header, name) {
+    const { wireType, flags, layer, nRows, nPairs, dModel, request, kind } = header;
+    if (wireType || flags || layer || nRows || nPairs || dModel) {
+        throw new WireError(`${name} has a header field set that this kind does not use`);
+    }
+    if (request && kind !== Kind.FAULT && kind !== Kind.PING && kind !== Kind.PONG) {
+        throw new WireError(`${name} has request number ${request}; this kind has none`);
+    }
+}
+
+/** @param {Header} header @param {Readonly<Limits>} limits */
+function checkDispatch(header, limits) {
+    const { wireType, flags, nRows } = header;
+    if (!DISPATCH_TYPES.includes(wireType)) {
+        throw new WireError(`DISPATCH cannot carry values of type ${wireTypeName(wireType)}`);
+    }
+    if (flags & ~(FLAG_REPLY_F16 | FLAG_MORE | FLAG_SUMS)) throw new WireError(`DISPATCH has unknown flags ${flags}`);
+    if (flags & FLAG_SUMS && flags & FLAG_REPLY_F16) {
+        throw new WireError("DISPATCH asks for sums and for f16; sums are integers");
+    }
+    checkRows(nRows, limits);
+}
+
+/** @param {Header} header @param {Readonly<Limits>} limits */
+function checkResult(header, limits) {
+    const { wireType, flags, nRows } = header;
+    if (!RESULT_TYPES.includes(wireType)) {
+        throw new WireError(`RESULT cannot carry values of type ${wireTypeName(wireType)}`);
+    }
+    if (flags) throw new WireError(`RESULT has unknown flags ${flags}`);
+    if (wireType === WireType.SUMS) checkRows(nRows, limits);
+    else if (nRows) throw new WireError(`RESULT has n_rows ${nRows}; it counts its rows as pairs`);
+}
+
+/** @param {number} nRows @param {Readonly<Limits>} limits */
+function checkRows(nRows, limits) {
+    if (!(nRows >= 1 && nRows <= limits.maxRows)) {
+        throw new WireError(`${nRows} rows in one frame, 1 to ${limits.maxRows} is allowed`);
+    }
+}
+
+/** @param {Header} header @param {Readonly<Limits>} limits @param {string} name */
+function checkCounts(header, limits, name) {
+    const { request, dModel, nPairs, wireType, flags } = header;
+    if (request === 0) throw new WireError(`${name} has request number 0; numbers start at 1`);
+    if (!(dModel >= 1 && dModel <= MAX_D_MODEL)) {
+        throw new WireError(`d_model is ${dModel}, 1 to ${MAX_D_MODEL} is allowed`);
+    }
+    if (!(nPairs >= 1 && nPairs <= limits.maxPairs)) {
+        throw new WireError(`${nPairs} pairs in one frame, 1 to ${limits.maxPairs} is allowed`);
+    }
+    if ((flags & FLAG_SUMS || wireType === WireType.SUMS) && dModel % KX1_VALUES !== 0) {
+        throw new WireError(`sums have whole blocks of ${KX1_VALUES} values; d_model is ${dModel}`);
+    }
+}
+
+/** @param {Header} header @param {Readonly<Limits>} limits @param {string} name */
+function checkTensorBytes(header, limits, name) {
+    const { payloadBytes, nRows, nPairs, dModel } = header;
+    const [least, most] = tensorBytes(header);
+    if (!(payloadBytes >= least && payloadBytes <= most)) {
+        const wanted = least === most ? most : `${least} to ${most}`;
+        throw new WireError(
+            `${name} with ${nRows} rows, ${nPairs} pairs and d_model ${dModel} ` +
+                `needs a payload of ${wanted} bytes, not ${payloadBytes}`,
+        );
+    }
+    if (most > limits.maxPayloadBytes) {
+        throw new WireError(
+            `${name} of sums that may have ${most} bytes is over the limit of ${limits.maxPayloadBytes}`,
+        );
+    }
+}
+
+/**
+ * Return the least and the most payload bytes of a Dispatch or Result with these counts.
+ * @param {Header} header
+ * @returns {[number, number]}
+ */
+function tensorBytes({ kind, wireType, flags, nRows, nPairs, dModel }) {
+    if (wireType === WireType.SUMS) return [nRows * (dModel / KX1_VALUES), sumsBytes(nRows, dModel)];
+    let exact = nPairs * dModel * (wireType === WireType.F16 ? 2 : 4);
+    if (kind === Kind.DISPATCH) {
+        const ofOrder = flags & FLAG_SUMS ? 4 * (nPairs + nRows) : 0;
+        exact = 8 * nPairs + ofOrder + nRows * encodedRowBytes(wireType, dModel);
+    }
+    return [exact, exact];
 }

@@ -1,6 +1,5 @@
 /**
- * How large an answer may be. Twin of result_bytes and answer_bytes in kvasir/wire/split.py; splitting is the
- * backbone's affair.
+ * How large an answer may be. Only the backbone splits dispatches.
  */
 
 import { sumsBytes } from "./header.js";
@@ -8,7 +7,7 @@ import { sumsBytes } from "./header.js";
 const RESULT_VALUE_BYTES = 4; // an f16 answer may have to go as f32
 
 /**
- * Payload bytes that an answer of `nPairs` may take.
+ * Return the payload bytes that an answer of `nPairs` may take.
  * @param {number} nPairs
  * @param {number} dModel
  * @returns {number}
@@ -18,7 +17,7 @@ export function resultBytes(nPairs, dModel) {
 }
 
 /**
- * The most payload bytes that the answer to a dispatch may have: of sums, or of one output a pair.
+ * Return the most payload bytes of the answer to a dispatch: of sums, or of one output for each pair.
  * @param {import("./frames.js").Dispatch} dispatch
  * @returns {number}
  */

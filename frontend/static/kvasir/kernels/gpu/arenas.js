@@ -5,7 +5,11 @@
  * KernelMemoryError, before anything that is loaded is touched.
  */
 
-import { KernelError, KernelMemoryError } from "../errors.js";
+import { KernelError, KernelMemoryError } from "../../errors.js";
+import { MATRICES } from "../kx1_format.js";
+
+/** @import { ExpertWeights } from "../kernel_types.js" */
+/** @import { GpuExpert } from "./plan.js" */
 
 const ALIGNMENT = 256;
 // Numbers of GPUBufferUsage, which the standard fixes; the global is missing outside of browsers.
@@ -191,4 +195,59 @@ function floorTo(value, step) {
  */
 function roundUpTo(value, step) {
     return Math.ceil(value / step) * step;
+}
+
+const MATRIX_ALIGNMENT = 16;
+
+/** An expert's place, kept until nobody computes with it any more. */
+export class LoadedExpert {
+    /** @type {GpuExpert | null} */
+    ready = null;
+    /** @type {GpuExpert["place"] | null} */
+    place = null;
+    #nUsers = 1; // the kernel itself
+
+    /**
+     * @param {GpuArenas} arenas
+     * @param {number} bytes of its matrices
+     */
+    constructor(arenas, bytes) {
+        this.arenas = arenas;
+        this.bytes = bytes;
+    }
+
+    /** One user more: a call. */
+    hold() {
+        this.#nUsers += 1;
+    }
+
+    /** One user less; after the last its place is given back. */
+    letGo() {
+        this.#nUsers -= 1;
+        if (this.#nUsers === 0 && this.place) this.arenas.release(this.place);
+    }
+}
+
+/**
+ * Where each matrix begins in an expert's place, and the bytes of all.
+ *
+ * @param {ExpertWeights} weights
+ */
+export function layOut(weights) {
+    let bytes = 0;
+    const starts = mapMatrices((name) => {
+        const start = bytes;
+        bytes += Math.ceil(weights[name].length / MATRIX_ALIGNMENT) * MATRIX_ALIGNMENT;
+        return start;
+    });
+    return { starts, bytes };
+}
+
+/**
+ * @param {(name: typeof MATRICES[number], index: number) => number} find
+ * @returns {{gate: number, up: number, down: number}}
+ */
+export function mapMatrices(find) {
+    const [gate, up, down] = MATRICES.map(find);
+    return { gate, up, down };
 }

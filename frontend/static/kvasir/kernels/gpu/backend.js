@@ -5,22 +5,21 @@
  * calls are under way at once, each in parts. A call never compiles and never gives outputs of commands that failed.
  */
 
-import { KernelError, KernelLostError, KernelMemoryError } from "../errors.js";
-import { GpuArenas } from "./arenas.js";
-import { submitChunk } from "./encoder.js";
-import { LoadedExpert, layOut, mapMatrices } from "./experts.js";
-import { planCall } from "./plan.js";
-import { GpuPrograms, NEVER } from "./programs.js";
-import { SlotSets } from "./slot_sets.js";
+import { KernelError, KernelLostError, KernelMemoryError } from "../../errors.js";
 import {
-    KX1_FINGERPRINT,
-    MATRICES,
-    QUANT_TYPES,
     checkCall,
     checkWeights,
     expertBytes,
+    KX1_FINGERPRINT,
+    MATRICES,
+    QUANT_TYPES,
     weightExponents,
 } from "../kx1_format.js";
+import { GpuArenas, LoadedExpert, layOut, mapMatrices } from "./arenas.js";
+import { submitChunk } from "./encoder.js";
+import { planCall } from "./plan.js";
+import { GpuPrograms, NEVER } from "./programs.js";
+import { SlotSets } from "./slot_sets.js";
 
 /** @import { ComputeCall, ExpertWeights, QuantType } from "../kernel_types.js" */
 /** @import { GpuDevice } from "./device.js" */
@@ -223,7 +222,8 @@ export class GpuKernel {
         if (noMemory.status === "fulfilled" && noMemory.value) throw new KernelMemoryError(bytes, 0);
         if (invalid.status === "fulfilled" && invalid.value) throw new KernelError(`WebGPU: ${invalid.value.message}`);
         for (const each of [answer, noMemory, invalid]) {
-            if (each.status === "rejected") throw new KernelLostError(`the GPU gives no answer: ${String(each.reason)}`);
+            if (each.status === "rejected")
+                throw new KernelLostError(`the GPU gives no answer: ${String(each.reason)}`);
         }
         this.#checkAlive();
     }
@@ -249,7 +249,9 @@ function scatter(computed, { pairs, dModel }, outputs) {
         outputs.set(computed);
         return;
     }
-    pairs.forEach((pair, i) => outputs.set(computed.subarray(i * dModel, (i + 1) * dModel), pair * dModel));
+    for (const [i, pair] of pairs.entries()) {
+        outputs.set(computed.subarray(i * dModel, (i + 1) * dModel), pair * dModel);
+    }
 }
 
 /**

@@ -4,7 +4,7 @@
  * Called by `gpu/kernel.js`. It never takes a software adapter unless it is told to: WebAssembly is faster than that.
  */
 
-import { GpuUnavailableError } from "../errors.js";
+import { GpuUnavailableError } from "../../errors.js";
 
 const MIB = 1024 * 1024;
 /** What every device with WebGPU allows: binding more than this in one piece is never needed. */

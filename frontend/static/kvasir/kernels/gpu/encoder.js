@@ -4,9 +4,9 @@
  * Called by `gpu/backend.js`. It only fills queues: it waits for nothing and reads nothing.
  */
 
+import { BLOCK, packedRowBytes } from "../kx1_format.js";
 import { writePadded } from "./arenas.js";
 import { SHAPE_BYTES } from "./programs.js";
-import { BLOCK, packedRowBytes } from "../kx1_format.js";
 
 /** @import { Chunk } from "./plan.js" */
 /** @import { Dispatch } from "./dispatches.js" */
@@ -89,7 +89,7 @@ function upload(queue, set, chunk, rows, steps) {
     queue.writeBuffer(set.fit("tasks", chunk.taskTable.byteLength), 0, chunk.taskTable);
     queue.writeBuffer(set.fit("pairs", chunk.pairTable.byteLength), 0, chunk.pairTable);
     const shapes = new Uint32Array((steps.length * SHAPE_STRIDE) / 4);
-    steps.forEach((step, i) => shapes.set(step.shape, (i * SHAPE_STRIDE) / 4));
+    for (const [i, step] of steps.entries()) shapes.set(step.shape, (i * SHAPE_STRIDE) / 4);
     queue.writeBuffer(set.fit("shapes", shapes.byteLength), 0, shapes);
 }
 
@@ -103,7 +103,9 @@ function upload(queue, set, chunk, rows, steps) {
 function gatherRows(rows, numbers, rowBytes) {
     if (numbers[numbers.length - 1] === numbers.length - 1) return rows.subarray(0, numbers.length * rowBytes);
     const gathered = new Uint8Array(numbers.length * rowBytes);
-    numbers.forEach((row, i) => gathered.set(rows.subarray(row * rowBytes, (row + 1) * rowBytes), i * rowBytes));
+    for (const [i, row] of numbers.entries()) {
+        gathered.set(rows.subarray(row * rowBytes, (row + 1) * rowBytes), i * rowBytes);
+    }
     return gathered;
 }
 

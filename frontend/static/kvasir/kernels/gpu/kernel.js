@@ -4,12 +4,12 @@
  * Called by `kernel_choice.js`. A device that computes anything else is never handed out.
  */
 
-import { GpuUnavailableError, KernelLostError } from "../errors.js";
+import { GpuUnavailableError, KernelLostError } from "../../errors.js";
+import { selfTest } from "../selftest.js";
 import { GpuKernel } from "./backend.js";
 import { openGpuDevice } from "./device.js";
-import { LANES, NEVER, dotVariants, readSources } from "./programs.js";
+import { dotVariants, LANES, NEVER, readSources } from "./programs.js";
 import { measureTunables } from "./tunables.js";
-import { selfTest } from "../selftest.js";
 
 /** @import { GpuDevice } from "./device.js" */
 /** @import { GpuSources, GpuTunables } from "./programs.js" */
@@ -56,7 +56,9 @@ export async function createGpuKernel({ adapter, software, maxBytes, nInFlight =
  * @returns {tunables is GpuTunables}
  */
 function isUsable(tunables) {
-    return !!tunables && LANES.includes(tunables.lanes) && Number.isInteger(tunables.tiledFrom) && tunables.tiledFrom > 0;
+    return (
+        !!tunables && LANES.includes(tunables.lanes) && Number.isInteger(tunables.tiledFrom) && tunables.tiledFrom > 0
+    );
 }
 
 /**

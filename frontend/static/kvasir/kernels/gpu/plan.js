@@ -5,8 +5,8 @@
  * `wgsl/README.md`, and the tests of it run without a GPU.
  */
 
-import { TaskTable, planStage } from "./dispatches.js";
 import { BLOCK } from "../kx1_format.js";
+import { planStage, TaskTable } from "./dispatches.js";
 
 /** @import { QuantType } from "../kernel_types.js" */
 /** @import { Place } from "./arenas.js" */
@@ -154,4 +154,3 @@ function makePairTable(slots, pairRows, rows, outputs) {
     });
     return table;
 }
-

@@ -4,7 +4,7 @@
  * Called by `gpu/backend.js` and `gpu/kernel.js`. Which files make a program is said in `wgsl/README.md`.
  */
 
-import { KernelError } from "../errors.js";
+import { KernelError } from "../../errors.js";
 
 /** @import { QuantType } from "../kernel_types.js" */
 /** @import { MatrixProgram } from "./dispatches.js" */
@@ -156,7 +156,11 @@ export class GpuPrograms {
         const module = this.device.createShaderModule({ label: name, code });
         const compute = { module, entryPoint: "main" };
         try {
-            const made = await this.device.createComputePipelineAsync({ label: name, layout: this.pipelineLayout, compute });
+            const made = await this.device.createComputePipelineAsync({
+                label: name,
+                layout: this.pipelineLayout,
+                compute,
+            });
             this.ready.set(name, made);
         } catch (error) {
             throw new KernelError(`the shader program ${name} does not compile: ${String(error)}`);

@@ -4,7 +4,7 @@
  * Called by `gpu/backend.js` and `gpu/encoder.js`. Buffers grow as chunks need it and are kept; weights are not here.
  */
 
-import { KernelLostError } from "../errors.js";
+import { KernelLostError } from "../../errors.js";
 
 // Numbers of GPUBufferUsage, which the standard fixes.
 const [MAP_READ, COPY_SRC, COPY_DST, UNIFORM, STORAGE] = [0x01, 0x04, 0x08, 0x40, 0x80];

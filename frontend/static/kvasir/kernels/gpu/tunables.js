@@ -5,10 +5,10 @@
  * Called by `gpu/kernel.js` where nothing is remembered of the device; well below a second on a real GPU.
  */
 
-import { GpuKernel } from "./backend.js";
-import { NEVER } from "./programs.js";
 import { legalPackedRows } from "../kx1_inputs.js";
 import { madeExpert } from "../selftest.js";
+import { GpuKernel } from "./backend.js";
+import { NEVER } from "./programs.js";
 
 /** @import { ExpertWeights } from "../kernel_types.js" */
 /** @import { GpuDevice } from "./device.js" */

@@ -5,10 +5,9 @@
  * before or after the engine has compiled it better, is never taken.
  */
 
-import { KernelError, UnsupportedBrowserError } from "../errors.js";
-import { packedRowBytes, weightExponents } from "../kx1_format.js";
+import { KernelError, UnsupportedBrowserError } from "../../errors.js";
+import { packedRowBytes, packRows, weightExponents } from "../kx1_format.js";
 import { plainRows } from "../kx1_inputs.js";
-import { packRows } from "../kx1_pack.js";
 import { madeExpert, selfTest } from "../selftest.js";
 import { Kx1Instance } from "./instance.js";
 
@@ -128,9 +127,10 @@ class InlineKernel {
             const pairs = [...pairKeys.keys()].filter((pair) => pairKeys[pair] === key);
             const own = new Uint8Array(pairs.length * rowBytes);
             const part = new Float32Array(pairs.length * dModel);
-            pairs.forEach((pair, i) => own.set(rowOf(rows, pairRows[pair], rowBytes), i * rowBytes));
+            for (const [i, pair] of pairs.entries()) own.set(rowOf(rows, pairRows[pair], rowBytes), i * rowBytes);
             this.instance.compute(this.expert(key), own, part);
-            pairs.forEach((pair, i) => out.set(part.subarray(i * dModel, (i + 1) * dModel), pair * dModel));
+            for (const [i, pair] of pairs.entries())
+                out.set(part.subarray(i * dModel, (i + 1) * dModel), pair * dModel);
         }
         return out;
     }

@@ -5,8 +5,8 @@
  * weights and rows were checked before (`kx1_format.js`), codes and multipliers once more in C.
  */
 
-import { KernelError, KernelMemoryError } from "../errors.js";
-import { MATRICES, QUANT_TYPES, expertBytes, matrixShape, packedRowBytes } from "../kx1_format.js";
+import { KernelError, KernelMemoryError } from "../../errors.js";
+import { expertBytes, MATRICES, packedRowBytes, QUANT_TYPES } from "../kx1_format.js";
 
 /** @import { ExpertWeights, QuantType } from "../kernel_types.js" */
 
@@ -187,7 +187,10 @@ export class Kx1Instance {
             this.scratch = { address: this.allocate(wanted), nBytes: wanted };
         }
         let end = this.scratch.address;
-        return rounded.map((size) => (end += size) - size);
+        return rounded.map((size) => {
+            end += size;
+            return end - size;
+        });
     }
 
     /**

@@ -5,23 +5,21 @@
  * call are spread over the threads that hold their experts.
  */
 
-import { KernelError, KernelMemoryError } from "../errors.js";
+import { KernelError, KernelLostError, KernelMemoryError } from "../../errors.js";
 import {
-    KX1_FINGERPRINT,
-    KX1_NAME,
     checkCall,
     checkWeights,
     expertBytes,
+    KX1_FINGERPRINT,
+    KX1_NAME,
     packedRowBytes,
     weightExponents,
 } from "../kx1_format.js";
 import { chooseBuild, fetchModule } from "./builds.js";
-import { PooledThread, startWorker } from "./pool.js";
 
 /** @import { ComputeCall, ExpertKernel, ExpertWeights } from "../kernel_types.js" */
 /** @import { BuildName } from "./builds.js" */
-/** @import { ThreadHandle } from "./pool.js" */
-/** @import { ExpertShare } from "./thread.js" */
+/** @import { ExpertShare, Port, Reply, Request } from "./thread.js" */
 
 /**
  * @typedef {object} WasmKernelOptions
@@ -181,7 +179,7 @@ export class WasmKernel {
         });
         /** @type {Float32Array} */
         const part = await thread.ask({ kind: "compute", dModel, rows, shares }, [rows.buffer]);
-        pairs.forEach((pair, i) => out.set(part.subarray(i * dModel, (i + 1) * dModel), pair * dModel));
+        for (const [i, pair] of pairs.entries()) out.set(part.subarray(i * dModel, (i + 1) * dModel), pair * dModel);
     }
 
     /**
@@ -214,5 +212,86 @@ export class WasmKernel {
     count(thread, nBytes) {
         thread.loadedBytes += nBytes;
         this.loadedBytes += nBytes;
+    }
+}
+
+/**
+ * @typedef {object} ThreadHandle a thread as whoever starts one gives it
+ * @property {Port} port
+ * @property {(onError: (reason: string) => void) => void} watch says when the thread has died
+ * @property {() => void} stop
+ */
+
+/** @typedef {{resolve: (result: any) => void, reject: (error: Error) => void}} Waiting */
+
+/**
+ * A dedicated worker of this browser.
+ *
+ * @returns {ThreadHandle}
+ */
+export function startWorker() {
+    const worker = new Worker(new URL("./thread.js", import.meta.url), { type: "module", name: "kvasir wasm" });
+    return {
+        port: /** @type {Port} */ (worker),
+        watch: (onError) => {
+            worker.onerror = (event) => onError(event.message || "a WebAssembly thread could not be started");
+            worker.onmessageerror = () => onError("a message to a WebAssembly thread could not be read");
+        },
+        stop: () => worker.terminate(),
+    };
+}
+
+/** One thread, and the requests that it has not answered yet. */
+export class PooledThread {
+    /**
+     * @param {ThreadHandle} handle
+     * @param {(reason: string) => void} onLost
+     */
+    constructor(handle, onLost) {
+        this.handle = handle;
+        this.loadedBytes = 0;
+        /** @type {Waiting[]} */
+        this.waiting = [];
+        /** @type {string | null} */
+        this.lostReason = null;
+        handle.port.onmessage = (event) => this.settle(event.data);
+        handle.watch((reason) => {
+            this.stop(reason);
+            onLost(reason);
+        });
+    }
+
+    /**
+     * @param {Request} request
+     * @param {Transferable[]} [transfer]
+     * @returns {Promise<any>} the result of the reply
+     */
+    ask(request, transfer = []) {
+        if (this.lostReason !== null) return Promise.reject(new KernelLostError(this.lostReason));
+        return new Promise((resolve, reject) => {
+            this.waiting.push({ resolve, reject });
+            this.handle.port.postMessage(request, transfer);
+        });
+    }
+
+    /** @param {Reply} reply */
+    settle(reply) {
+        const first = this.waiting.shift();
+        if (!first) return;
+        if (reply.kind === "done") first.resolve(reply.result);
+        else if (reply.kind === "no memory") first.reject(new KernelMemoryError(reply.needed, 0));
+        else first.reject(new KernelError(reply.message));
+    }
+
+    /**
+     * End the thread; what it has not answered fails.
+     *
+     * @param {string} reason
+     */
+    stop(reason) {
+        if (this.lostReason !== null) return;
+        this.lostReason = reason;
+        this.handle.stop();
+        for (const waiting of this.waiting.splice(0)) waiting.reject(new KernelLostError(reason));
     }
 }

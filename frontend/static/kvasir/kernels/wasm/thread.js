@@ -1,11 +1,11 @@
 /**
  * One thread of the WebAssembly kernel: a worker with an instance and experts of its own.
  *
- * Started by `wasm/pool.js`, which alone talks to it. Requests are answered in order, one reply each. It never
+ * Started by `wasm/kernel.js`, which alone talks to it. Requests are answered in order, one reply each. It never
  * decides anything: what to hold and what to compute is said by the pool.
  */
 
-import { KernelMemoryError } from "../errors.js";
+import { KernelMemoryError } from "../../errors.js";
 import { Kx1Instance } from "./instance.js";
 
 /** @import { ExpertWeights } from "../kernel_types.js" */

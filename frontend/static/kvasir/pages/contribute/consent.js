@@ -69,15 +69,21 @@ function Condition({ name, isOn, text, onChange }) {
 function Conditions({ choice, onChoice }) {
     return html`<fieldset class="conditions">
         <legend>${gettext("Only when it suits you")}</legend>
-        ${"getBattery" in navigator &&
-        html`<${Condition} name="power" isOn=${choice.onlyOnPower} text=${gettext("Pause on battery")}
-            onChange=${(/** @type {boolean} */ onlyOnPower) => onChoice({ onlyOnPower })} />`}
-        ${"connection" in navigator &&
-        html`<${Condition} name="unmetered" isOn=${choice.onlyUnmetered} text=${gettext("Pause on a metered connection")}
-            onChange=${(/** @type {boolean} */ onlyUnmetered) => onChoice({ onlyUnmetered })} />`}
-        ${"wakeLock" in navigator &&
-        html`<${Condition} name="awake" isOn=${choice.keepAwake} text=${gettext("Keep the screen on meanwhile")}
-            onChange=${(/** @type {boolean} */ keepAwake) => onChoice({ keepAwake })} />`}
+        ${
+            "getBattery" in navigator &&
+            html`<${Condition} name="power" isOn=${choice.onlyOnPower} text=${gettext("Pause on battery")}
+            onChange=${(/** @type {boolean} */ onlyOnPower) => onChoice({ onlyOnPower })} />`
+        }
+        ${
+            "connection" in navigator &&
+            html`<${Condition} name="unmetered" isOn=${choice.onlyUnmetered} text=${gettext("Pause on a metered connection")}
+            onChange=${(/** @type {boolean} */ onlyUnmetered) => onChoice({ onlyUnmetered })} />`
+        }
+        ${
+            "wakeLock" in navigator &&
+            html`<${Condition} name="awake" isOn=${choice.keepAwake} text=${gettext("Keep the screen on meanwhile")}
+            onChange=${(/** @type {boolean} */ keepAwake) => onChoice({ keepAwake })} />`
+        }
     </fieldset>`;
 }
 
@@ -130,8 +136,10 @@ export function Consent({ state, onStart }) {
             onBudget=${(/** @type {number} */ budgetBytes) => onChoice({ budgetBytes })} />
         <${Conditions} choice=${choice} onChoice=${onChoice} />
         <${Region} region=${choice.region ?? ""} onRegion=${(/** @type {string} */ region) => onChoice({ region })} />
-        ${problem?.code === "invite_needed" &&
-        html`<${Invite} invite=${choice.invite ?? ""} onInvite=${(/** @type {string} */ invite) => onChoice({ invite })} />`}
+        ${
+            problem?.code === "invite_needed" &&
+            html`<${Invite} invite=${choice.invite ?? ""} onInvite=${(/** @type {string} */ invite) => onChoice({ invite })} />`
+        }
         <button type="submit" id="start">${gettext("Agree and contribute")}</button>
     </form>`;
 }

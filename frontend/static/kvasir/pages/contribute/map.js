@@ -43,7 +43,9 @@ function RangeTable({ ranges }) {
         <div class="scroll" tabindex="0" role="region" aria-label=${gettext("Ranges")}><table>
             <thead><tr><th>${gettext("Layer")}</th><th>${gettext("Experts")}</th><th class="number">${gettext("Size")}</th><th>${gettext("State")}</th></tr></thead>
             <tbody>${ranges.map(
-                (range) => html`<tr key=${`${range.layer}:${range.start}`}><td>${range.layer}</td><td>${range.start}–${range.stop - 1}</td>
+                (
+                    range,
+                ) => html`<tr key=${`${range.layer}:${range.start}`}><td>${range.layer}</td><td>${range.start}–${range.stop - 1}</td>
                     <td class="number">${formatBytes(range.nBytes)}</td><td>${stepText(range.step)}</td></tr>`,
             )}</tbody>
         </table></div>
@@ -65,13 +67,15 @@ export function HeldMap({ state }) {
     const summary = interpolate(ngettext("%s expert, %s", "%s experts, %s", nExperts), [nExperts, formatBytes(nBytes)]);
     return html`<section class="card" aria-labelledby="map-title">
         <h2 id="map-title">${gettext("What this tab holds")}</h2>
-        ${model
-            ? html`<p class="muted">${model.name}: ${interpolate(gettext("%s layers of %s experts"), [model.nLayer, model.nExpert])}</p>
+        ${
+            model
+                ? html`<p class="muted">${model.name}: ${interpolate(gettext("%s layers of %s experts"), [model.nLayer, model.nExpert])}</p>
                 <canvas ref=${canvas} class="held-map" role="img" aria-label=${summary}></canvas>
                 <ul class="legend"><li><span class="swatch by-tab"></span>${gettext("serving")}</li>
                     <li><span class="swatch heat-2"></span>${gettext("downloaded")}</li><li><span class="swatch heat-1"></span>${gettext("promised")}</li></ul>
                 <p id="held">${summary}</p>`
-            : html`<p class="muted">${gettext("Nothing yet.")}</p>`}
+                : html`<p class="muted">${gettext("Nothing yet.")}</p>`
+        }
         ${ranges.length > 0 && html`<${RangeTable} ranges=${ranges} />`}
     </section>`;
 }

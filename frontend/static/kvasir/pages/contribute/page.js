@@ -7,9 +7,8 @@ import { html, render, useEffect, useState } from "../../ui/html.js";
 import { ContributionClient } from "../../worker/tab/client.js";
 import { keepOwnKey, loadKeys } from "../account_key.js";
 import { Consent } from "./consent.js";
-import { Device, Identity, Unsupported } from "./device.js";
 import { HeldMap } from "./map.js";
-import { Controls, Figures, Now } from "./status.js";
+import { Controls, Device, Figures, Identity, Now, Unsupported } from "./status.js";
 
 /** @typedef {import("../../worker/tab/messages.js").ContributionState} ContributionState */
 

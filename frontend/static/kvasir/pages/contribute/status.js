@@ -32,7 +32,11 @@ function Download({ download }) {
     return html`<div>
         <progress value=${doneBytes} max=${totalBytes || 1} aria-label=${gettext("Download")}></progress>
         <small>${interpolate(gettext("Layer %s, experts %s to %s · %s/s · %s left"), [
-            layer, start, stop - 1, formatBytes(bytesPerS), left,
+            layer,
+            start,
+            stop - 1,
+            formatBytes(bytesPerS),
+            left,
         ])}</small>
     </div>`;
 }
@@ -41,9 +45,9 @@ function Download({ download }) {
 function Trouble({ problem }) {
     const wait = problem.retryAtMs ? Math.max(0, (problem.retryAtMs - Date.now()) / 1000) : 0;
     return html`<details class="trouble">
-        <summary>${wait > 0
-            ? interpolate(gettext("Trying again in %s"), [formatSpan(wait)])
-            : gettext("Details")}</summary>
+        <summary>${
+            wait > 0 ? interpolate(gettext("Trying again in %s"), [formatSpan(wait)]) : gettext("Details")
+        }</summary>
         <p class="mono">${problem.code}: ${problem.detail}</p>
     </details>`;
 }
@@ -55,10 +59,12 @@ export function Controls({ state, client }) {
     const isLeaving = state.phase === "leaving";
     if (isAsking && !isLeaving) return html`<${LeaveQuestion} client=${client} onDone=${() => setAsking(false)} />`;
     return html`<div class="row controls">
-        ${isPaused && state.pauseReason === "visitor"
-            ? html`<button type="button" id="resume" onClick=${() => client.resume()}>${gettext("Go on")}</button>`
-            : html`<button type="button" id="pause" class="secondary" disabled=${state.phase !== "working"}
-                onClick=${() => client.pause()}>${gettext("Pause")}</button>`}
+        ${
+            isPaused && state.pauseReason === "visitor"
+                ? html`<button type="button" id="resume" onClick=${() => client.resume()}>${gettext("Go on")}</button>`
+                : html`<button type="button" id="pause" class="secondary" disabled=${state.phase !== "working"}
+                onClick=${() => client.pause()}>${gettext("Pause")}</button>`
+        }
         <button type="button" id="leave" class="secondary" disabled=${isLeaving} onClick=${() => setAsking(true)}>${gettext("Leave")}</button>
     </div>`;
 }
@@ -101,5 +107,66 @@ export function Figures({ state }) {
         </dl>
         <p class="muted">${gettext("A row is one token through one expert. It is paid once a check has vouched for it.")}
             ${" "}<a href="/rewards" target="_blank" rel="noopener">${gettext("All rewards")}</a></p>
+    </section>`;
+}
+
+const BACKENDS = { webgpu: "WebGPU", wasm: "WebAssembly" };
+
+/** @param {{state: ContributionState}} props */
+export function Device({ state }) {
+    const { device, kernel, storage } = state;
+    if (!device) return null;
+    const backends = kernel
+        ? kernel.backends.map((backend) => BACKENDS[backend]).join(" + ")
+        : [device.hasWebGpu && BACKENDS.webgpu, device.hasWasmSimd && BACKENDS.wasm].filter(Boolean).join(", ") || "–";
+    return html`<section class="card" aria-labelledby="device-title">
+        <h2 id="device-title">${gettext("This device")}</h2>
+        <dl class="facts">
+            <dt>${gettext("Computes with")}</dt><dd id="backends">${backends}</dd>
+            ${device.hasWebGpu && device.adapter && html`<dt>${gettext("Graphics")}</dt><dd>${device.adapter}</dd>`}
+            ${kernel && html`<dt>${gettext("Loaded")}</dt><dd>${formatBytes(kernel.loadedBytes)}</dd>`}
+            ${storage.usedBytes > 0 && html`<dt>${gettext("Stored")}</dt><dd>${formatBytes(storage.usedBytes)}</dd>`}
+            ${kernel && html`<dt>${gettext("Kernel")}</dt><dd class="mono">${kernel.name} ${kernel.fingerprint.slice(0, 8)}</dd>`}
+        </dl>
+    </section>`;
+}
+
+/** @param {{state: ContributionState, client: ContributionClient}} props */
+export function Identity({ state, client }) {
+    const { nodeId, accountId, hasRecoveryKey } = state.identity;
+    const [key, setKey] = useState("");
+    if (!nodeId) return null;
+    return html`<section class="card" aria-labelledby="identity-title">
+        <h2 id="identity-title">${gettext("Identity")}</h2>
+        <dl class="facts">
+            <dt>${gettext("Node")}</dt><dd class="mono" id="node-id">${nodeId}</dd>
+            ${accountId && html`<dt>${gettext("Account")}</dt><dd class="mono">${accountId}</dd>`}
+        </dl>
+        ${
+            hasRecoveryKey &&
+            html`<p class="muted">${gettext(
+                "Whoever has the recovery key has the account. Write it down: this browser is the only place that knows it.",
+            )}</p>`
+        }
+        ${
+            key
+                ? html`<label>${gettext("Recovery key")}<input class="mono" id="recovery-key" readonly value=${key}
+                onFocus=${(/** @type {FocusEvent} */ event) => /** @type {HTMLInputElement} */ (event.target).select()} /></label>`
+                : hasRecoveryKey &&
+                  html`<button type="button" class="secondary" id="show-key"
+                onClick=${async () => setKey(await client.recoveryKey())}>${gettext("Show the recovery key")}</button>`
+        }
+    </section>`;
+}
+
+/** For browsers that cannot: which can, and the way without a browser. */
+export function Unsupported() {
+    const command = `kvasir-worker join ${location.origin} --budget 2GiB`;
+    return html`<section class="card">
+        <h2>${gettext("Browsers that can")}</h2>
+        <p>${gettext("WebGPU: Chrome or Edge from 113, Safari from 26, Firefox from 141 on Windows. WebAssembly SIMD: Chrome or Edge from 91, Firefox from 89, Safari from 16.4.")}</p>
+        <h2>${gettext("Without a browser")}</h2>
+        <p>${gettext("The native worker does the same from a terminal:")}</p>
+        <pre class="command" tabindex="0">${command}</pre>
     </section>`;
 }

@@ -16,7 +16,7 @@ export const NOTHING = "–";
  * @returns {string} a whole number
  */
 export function formatCount(value) {
-  return whole.format(value);
+    return whole.format(value);
 }
 
 /**
@@ -24,7 +24,7 @@ export function formatCount(value) {
  * @returns {string} three digits at most, large ones as 12.3K
  */
 export function formatRate(value) {
-  return value >= 10_000 ? compact.format(value) : value < 0.01 ? short.format(0) : short.format(value);
+    return value >= 10_000 ? compact.format(value) : value < 0.01 ? short.format(0) : short.format(value);
 }
 
 /**
@@ -32,9 +32,9 @@ export function formatRate(value) {
  * @returns {string}
  */
 export function formatSeconds(seconds) {
-  if (seconds === null) return NOTHING;
-  if (seconds < 1) return `${short.format(seconds * 1000)} ms`;
-  return `${short.format(seconds)} s`;
+    if (seconds === null) return NOTHING;
+    if (seconds < 1) return `${short.format(seconds * 1000)} ms`;
+    return `${short.format(seconds)} s`;
 }
 
 /**
@@ -42,7 +42,7 @@ export function formatSeconds(seconds) {
  * @returns {string}
  */
 export function formatMs(ms) {
-  return ms === null ? NOTHING : formatSeconds(ms / 1000);
+    return ms === null ? NOTHING : formatSeconds(ms / 1000);
 }
 
 /**
@@ -50,13 +50,13 @@ export function formatMs(ms) {
  * @returns {string}
  */
 export function formatBytes(bytes) {
-  let size = bytes;
-  let unit = 0;
-  while (size >= 1024 && unit < SIZES.length - 1) {
-    size /= 1024;
-    unit += 1;
-  }
-  return `${short.format(size)} ${SIZES[unit]}`;
+    let size = bytes;
+    let unit = 0;
+    while (size >= 1024 && unit < SIZES.length - 1) {
+        size /= 1024;
+        unit += 1;
+    }
+    return `${short.format(size)} ${SIZES[unit]}`;
 }
 
 /**
@@ -65,14 +65,14 @@ export function formatBytes(bytes) {
  * @returns {string}
  */
 export function formatDuration(seconds) {
-  const s = Math.max(0, Math.floor(seconds));
-  const days = Math.floor(s / 86_400);
-  const hours = Math.floor(s / 3600) % 24;
-  const minutes = Math.floor(s / 60) % 60;
-  if (days) return interpolate(gettext("%s d %s h"), [days, hours]);
-  if (hours) return interpolate(gettext("%s h %s min"), [hours, minutes]);
-  if (minutes) return interpolate(gettext("%s min"), [minutes]);
-  return interpolate(gettext("%s s"), [s]);
+    const s = Math.max(0, Math.floor(seconds));
+    const days = Math.floor(s / 86_400);
+    const hours = Math.floor(s / 3600) % 24;
+    const minutes = Math.floor(s / 60) % 60;
+    if (days) return interpolate(gettext("%s d %s h"), [days, hours]);
+    if (hours) return interpolate(gettext("%s h %s min"), [hours, minutes]);
+    if (minutes) return interpolate(gettext("%s min"), [minutes]);
+    return interpolate(gettext("%s s"), [s]);
 }
 
 /**
@@ -80,7 +80,7 @@ export function formatDuration(seconds) {
  * @returns {string}
  */
 export function formatMoment(when) {
-  return moment.format(new Date(when));
+    return moment.format(new Date(when));
 }
 
 /**
@@ -89,9 +89,9 @@ export function formatMoment(when) {
  * @returns {string} such as 97 %
  */
 export function formatShare(part, all) {
-  if (all <= 0) return NOTHING;
-  const share = (100 * part) / all;
-  // 100 % is said only of all, 0 % only of nothing
-  const shown = part < all ? Math.min(99.9, share) : share;
-  return `${short.format(part > 0 ? Math.max(0.1, shown) : 0)} %`;
+    if (all <= 0) return NOTHING;
+    const share = (100 * part) / all;
+    // 100 % is said only of all, 0 % only of nothing
+    const shown = part < all ? Math.min(99.9, share) : share;
+    return `${short.format(part > 0 ? Math.max(0.1, shown) : 0)} %`;
 }

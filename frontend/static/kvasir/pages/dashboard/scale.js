@@ -20,11 +20,11 @@ const LEAST_TOP = 1; // rows/s: below, even the busiest expert is nearly idle, a
  * @returns {number | null}
  */
 export function stepOf(replicas, target) {
-  if (target === 0) return null;
-  if (replicas === 0) return 0;
-  if (replicas < target) return 1;
-  if (replicas === target) return 2;
-  return replicas < 2 * target ? 3 : 4;
+    if (target === 0) return null;
+    if (replicas === 0) return 0;
+    if (replicas < target) return 1;
+    if (replicas === target) return 2;
+    return replicas < 2 * target ? 3 : 4;
 }
 
 /**
@@ -34,8 +34,8 @@ export function stepOf(replicas, target) {
  * @returns {number}
  */
 export function trafficLevel(rate, top) {
-  if (rate <= 0 || top <= 0) return 0;
-  return Math.max(0.02, Math.min(1, 1 + Math.log10(rate / top) / TRAFFIC_ORDERS));
+    if (rate <= 0 || top <= 0) return 0;
+    return Math.max(0.02, Math.min(1, 1 + Math.log10(rate / top) / TRAFFIC_ORDERS));
 }
 
 /**
@@ -44,12 +44,12 @@ export function trafficLevel(rate, top) {
  * @returns {Rgb}
  */
 export function trafficColour(palette, level) {
-  const place = level * (TRAFFIC_STOPS.length - 1);
-  const first = Math.min(Math.floor(place), TRAFFIC_STOPS.length - 2);
-  const from = palette.steps[TRAFFIC_STOPS[first]];
-  const to = palette.steps[TRAFFIC_STOPS[first + 1]];
-  const part = place - first;
-  return /** @type {Rgb} */ (from.map((value, i) => Math.round(value + (to[i] - value) * part)));
+    const place = level * (TRAFFIC_STOPS.length - 1);
+    const first = Math.min(Math.floor(place), TRAFFIC_STOPS.length - 2);
+    const from = palette.steps[TRAFFIC_STOPS[first]];
+    const to = palette.steps[TRAFFIC_STOPS[first + 1]];
+    const part = place - first;
+    return /** @type {Rgb} */ (from.map((value, i) => Math.round(value + (to[i] - value) * part)));
 }
 
 /**
@@ -60,14 +60,14 @@ export function trafficColour(palette, level) {
  * @returns {Uint32Array<ArrayBuffer>}
  */
 export function replicaPixels(replicas, targets, palette) {
-  const steps = palette.steps.map(pixel);
-  const absent = pixel(palette.absent);
-  const pixels = new Uint32Array(replicas.length);
-  for (let i = 0; i < pixels.length; i++) {
-    const step = stepOf(replicas[i], targets[i]);
-    pixels[i] = step === null ? absent : steps[step];
-  }
-  return pixels;
+    const steps = palette.steps.map(pixel);
+    const absent = pixel(palette.absent);
+    const pixels = new Uint32Array(replicas.length);
+    for (let i = 0; i < pixels.length; i++) {
+        const step = stepOf(replicas[i], targets[i]);
+        pixels[i] = step === null ? absent : steps[step];
+    }
+    return pixels;
 }
 
 /**
@@ -78,14 +78,16 @@ export function replicaPixels(replicas, targets, palette) {
  * @returns {Uint32Array<ArrayBuffer>}
  */
 export function trafficPixels(traffic, targets, palette) {
-  const top = trafficTop(traffic);
-  const levels = Array.from({ length: TRAFFIC_LEVELS + 1 }, (_, i) => pixel(trafficColour(palette, i / TRAFFIC_LEVELS)));
-  const absent = pixel(palette.absent);
-  const pixels = new Uint32Array(traffic.length);
-  for (let i = 0; i < pixels.length; i++) {
-    pixels[i] = targets[i] === 0 ? absent : levels[Math.round(trafficLevel(traffic[i], top) * TRAFFIC_LEVELS)];
-  }
-  return pixels;
+    const top = trafficTop(traffic);
+    const levels = Array.from({ length: TRAFFIC_LEVELS + 1 }, (_, i) =>
+        pixel(trafficColour(palette, i / TRAFFIC_LEVELS)),
+    );
+    const absent = pixel(palette.absent);
+    const pixels = new Uint32Array(traffic.length);
+    for (let i = 0; i < pixels.length; i++) {
+        pixels[i] = targets[i] === 0 ? absent : levels[Math.round(trafficLevel(traffic[i], top) * TRAFFIC_LEVELS)];
+    }
+    return pixels;
 }
 
 /**
@@ -95,9 +97,9 @@ export function trafficPixels(traffic, targets, palette) {
  * @returns {number}
  */
 export function trafficTop(traffic) {
-  const ordered = Float64Array.from(traffic).sort();
-  const place = Math.ceil(TOP_SHARE * ordered.length) - 1;
-  return Math.max(LEAST_TOP, ordered[place] ?? 0);
+    const ordered = Float64Array.from(traffic).sort();
+    const place = Math.ceil(TOP_SHARE * ordered.length) - 1;
+    return Math.max(LEAST_TOP, ordered[place] ?? 0);
 }
 
 /**
@@ -105,10 +107,10 @@ export function trafficTop(traffic) {
  * @returns {Palette}
  */
 export function themePalette() {
-  const style = getComputedStyle(document.documentElement);
-  /** @param {string} name */
-  const token = (name) => hexColour(style.getPropertyValue(name));
-  return { steps: STEPS.map((_, step) => token(`--heat-${step}`)), absent: token("--page") };
+    const style = getComputedStyle(document.documentElement);
+    /** @param {string} name */
+    const token = (name) => hexColour(style.getPropertyValue(name));
+    return { steps: STEPS.map((_, step) => token(`--heat-${step}`)), absent: token("--page") };
 }
 
 /**
@@ -116,9 +118,9 @@ export function themePalette() {
  * @returns {Rgb}
  */
 export function hexColour(text) {
-  const found = /^\s*#([0-9a-f]{2})([0-9a-f]{2})([0-9a-f]{2})\s*$/i.exec(text);
-  if (!found) throw new Error(`the theme's colour ${JSON.stringify(text)} is not of the form #rrggbb`);
-  return [parseInt(found[1], 16), parseInt(found[2], 16), parseInt(found[3], 16)];
+    const found = /^\s*#([0-9a-f]{2})([0-9a-f]{2})([0-9a-f]{2})\s*$/i.exec(text);
+    if (!found) throw new Error(`the theme's colour ${JSON.stringify(text)} is not of the form #rrggbb`);
+    return [parseInt(found[1], 16), parseInt(found[2], 16), parseInt(found[3], 16)];
 }
 
 /**
@@ -127,5 +129,5 @@ export function hexColour(text) {
  * @returns {number}
  */
 export function pixel([red, green, blue]) {
-  return ((255 << 24) | (blue << 16) | (green << 8) | red) >>> 0;
+    return ((255 << 24) | (blue << 16) | (green << 8) | red) >>> 0;
 }

@@ -10,8 +10,8 @@ const MOST_RANGES = 3;
 
 /** @param {{snapshot: Snapshot}} props */
 export function WorkersCard({ snapshot }) {
-  const hidden = snapshot.n_workers - snapshot.workers.length;
-  return html`<section class="card" aria-labelledby="workers-title">
+    const hidden = snapshot.n_workers - snapshot.workers.length;
+    return html`<section class="card" aria-labelledby="workers-title">
     <h2 id="workers-title">${gettext("Workers")}</h2>
     ${snapshot.workers.length ? html`<${WorkersTable} workers=${snapshot.workers} atMs=${snapshot.at} />` : html`<${NoWorkers} />`}
     ${hidden > 0 && html`<p class="muted">${interpolate(ngettext("and %s more", "and %s more", hidden), [formatCount(hidden)])}</p>`}
@@ -19,7 +19,7 @@ export function WorkersCard({ snapshot }) {
 }
 
 function NoWorkers() {
-  return html`<p>${gettext("Nobody contributes right now: the backbone computes every expert itself.")} <a href="/contribute">${gettext("Be the first")}</a></p>`;
+    return html`<p>${gettext("Nobody contributes right now: the backbone computes every expert itself.")} <a href="/contribute">${gettext("Be the first")}</a></p>`;
 }
 
 /**
@@ -28,24 +28,24 @@ function NoWorkers() {
  * @returns {[string, string][]}
  */
 function columns() {
-  return [
-    [gettext("Worker"), ""],
-    [gettext("Class"), ""],
-    [gettext("Region"), ""],
-    [gettext("Holds"), ""],
-    [gettext("Round trip"), "number"],
-    [gettext("Rows/s"), "number"],
-    [gettext("Trust"), ""],
-    [gettext("Up for"), "number"],
-  ];
+    return [
+        [gettext("Worker"), ""],
+        [gettext("Class"), ""],
+        [gettext("Region"), ""],
+        [gettext("Holds"), ""],
+        [gettext("Round trip"), "number"],
+        [gettext("Rows/s"), "number"],
+        [gettext("Trust"), ""],
+        [gettext("Up for"), "number"],
+    ];
 }
 
 /** @param {{workers: Worker[], atMs: number}} props */
 function WorkersTable({ workers, atMs }) {
-  return html`<div class="scroll" tabindex="0" role="region" aria-label=${gettext("Workers")}>
+    return html`<div class="scroll" tabindex="0" role="region" aria-label=${gettext("Workers")}>
     <table class="workers stacking" role="table">
       <thead role="rowgroup"><tr role="row">${columns().map(
-        ([text, kind]) => html`<th scope="col" role="columnheader" class=${kind}>${text}</th>`,
+          ([text, kind]) => html`<th scope="col" role="columnheader" class=${kind}>${text}</th>`,
       )}</tr></thead>
       <tbody role="rowgroup">${workers.map((worker) => html`<${WorkerRow} key=${worker.id} worker=${worker} atMs=${atMs} />`)}</tbody>
     </table>
@@ -54,18 +54,18 @@ function WorkersTable({ workers, atMs }) {
 
 /** @param {{worker: Worker, atMs: number}} props */
 function WorkerRow({ worker, atMs }) {
-  const upFor = worker.since_ms === null ? NOTHING : formatDuration((atMs - worker.since_ms) / 1000);
-  const cells = [
-    html`${kindWords(worker.kind)}<small class="under">${[worker.backend, worker.os].filter(Boolean).join(" · ")}</small>`,
-    worker.region || NOTHING,
-    html`${holdsWords(worker)}<small class="under">${rangesWords(worker.ranges)}</small>`,
-    formatMs(worker.round_trip_ms),
-    formatRate(worker.rows_per_s),
-    html`<${TrustBadge} worker=${worker} />`,
-    upFor,
-  ];
-  const heads = columns();
-  return html`<tr role="row">
+    const upFor = worker.since_ms === null ? NOTHING : formatDuration((atMs - worker.since_ms) / 1000);
+    const cells = [
+        html`${kindWords(worker.kind)}<small class="under">${[worker.backend, worker.os].filter(Boolean).join(" · ")}</small>`,
+        worker.region || NOTHING,
+        html`${holdsWords(worker)}<small class="under">${rangesWords(worker.ranges)}</small>`,
+        formatMs(worker.round_trip_ms),
+        formatRate(worker.rows_per_s),
+        html`<${TrustBadge} worker=${worker} />`,
+        upFor,
+    ];
+    const heads = columns();
+    return html`<tr role="row">
     <th scope="row" role="rowheader"><code>${worker.id}</code></th>
     ${cells.map((cell, i) => html`<td role="cell" class=${heads[i + 1][1]} data-label=${heads[i + 1][0]}><div>${cell}</div></td>`)}
   </tr>`;
@@ -73,10 +73,12 @@ function WorkerRow({ worker, atMs }) {
 
 /** @param {{worker: Worker}} props */
 export function TrustBadge({ worker }) {
-  const verified = interpolate(ngettext("%s row verified", "%s rows verified", worker.verified), [formatCount(worker.verified)]);
-  if (worker.trust === "quarantined") return html`<span class="badge bad">${gettext("in quarantine")}</span>`;
-  const isProven = worker.trust === "proven";
-  return html`<span class="badge ${isProven ? "good" : ""}">${isProven ? gettext("proven") : gettext("not proven yet")}</span>
+    const verified = interpolate(ngettext("%s row verified", "%s rows verified", worker.verified), [
+        formatCount(worker.verified),
+    ]);
+    if (worker.trust === "quarantined") return html`<span class="badge bad">${gettext("in quarantine")}</span>`;
+    const isProven = worker.trust === "proven";
+    return html`<span class="badge ${isProven ? "good" : ""}">${isProven ? gettext("proven") : gettext("not proven yet")}</span>
     <small class="under">${verified}</small>`;
 }
 
@@ -86,9 +88,9 @@ export function TrustBadge({ worker }) {
  * @returns {string}
  */
 export function kindWords(kind) {
-  /** @type {Record<string, string>} */
-  const known = { cpu: "CPU", gpu: "GPU", browser: gettext("browser tab") };
-  return known[kind] ?? (kind || NOTHING);
+    /** @type {Record<string, string>} */
+    const known = { cpu: "CPU", gpu: "GPU", browser: gettext("browser tab") };
+    return known[kind] ?? (kind || NOTHING);
 }
 
 /**
@@ -97,8 +99,8 @@ export function kindWords(kind) {
  * @returns {string}
  */
 export function holdsWords({ n_experts: nExperts, bytes }) {
-  if (nExperts === 0) return NOTHING;
-  return `${interpolate(ngettext("%s expert", "%s experts", nExperts), [formatCount(nExperts)])}, ${formatBytes(bytes)}`;
+    if (nExperts === 0) return NOTHING;
+    return `${interpolate(ngettext("%s expert", "%s experts", nExperts), [formatCount(nExperts)])}, ${formatBytes(bytes)}`;
 }
 
 /**
@@ -107,6 +109,6 @@ export function holdsWords({ n_experts: nExperts, bytes }) {
  * @returns {string}
  */
 export function rangesWords(ranges) {
-  const shown = ranges.slice(0, MOST_RANGES).map(([layer, start, stop]) => `${layer}:${start}–${stop - 1}`);
-  return shown.join("  ") + (ranges.length > MOST_RANGES ? " …" : "");
+    const shown = ranges.slice(0, MOST_RANGES).map(([layer, start, stop]) => `${layer}:${start}–${stop - 1}`);
+    return shown.join("  ") + (ranges.length > MOST_RANGES ? " …" : "");
 }

@@ -3,15 +3,12 @@
  * One answer at a time. It draws nothing and knows no element of the page.
  */
 
-import { PlaygroundApi } from "./api.js";
-import { chosenSeed, DEFAULTS, requestFor } from "./prompt.js";
+import { ApiFailure, PlaygroundApi } from "./api.js";
 import { traceOf } from "./sources.js";
-import { ApiFailure } from "./stream.js";
 
 /** @typedef {import("./api.js").ModelFacts} ModelFacts */
-/** @typedef {import("./prompt.js").Settings} Settings */
 /** @typedef {import("./sources.js").Trace} Trace */
-/** @typedef {import("./stream.js").SwarmUsage} SwarmUsage */
+/** @typedef {import("./api.js").SwarmUsage} SwarmUsage */
 
 /**
  * @typedef {object} Turn  Something asked and its answer. Times are of performance.now(); 0: not yet.
@@ -112,7 +109,8 @@ export class PlaygroundSession {
         const answered = this.state.turns.filter((one) => one.phase !== "failed" || one.tokens.length);
         const exchanges = [...answered, turn].map(({ asked, tokens }) => ({ asked, answer: textOf(tokens) }));
         this.set({ turns: [...this.state.turns, turn] });
-        const running = (this.running = new AbortController());
+        const running = new AbortController();
+        this.running = running;
         const { path, body } = requestFor(exchanges, this.state.settings, model.hasChat, turn.seed);
         try {
             for await (const part of this.api.ask(path, body, running.signal)) this.take(turn, part);
@@ -132,13 +130,25 @@ export class PlaygroundSession {
     newTurn(asked) {
         this.nTurns += 1;
         return {
-            id: this.nTurns, asked, seed: chosenSeed(this.state.settings.seed), phase: "waiting", position: 0, tokens: [],
-            requestId: "", finishReason: "", usage: null, trace: null, traceState: "none", failure: null,
-            startedAt: performance.now(), firstAt: 0, endedAt: 0,
+            id: this.nTurns,
+            asked,
+            seed: chosenSeed(this.state.settings.seed),
+            phase: "waiting",
+            position: 0,
+            tokens: [],
+            requestId: "",
+            finishReason: "",
+            usage: null,
+            trace: null,
+            traceState: "none",
+            failure: null,
+            startedAt: performance.now(),
+            firstAt: 0,
+            endedAt: 0,
         };
     }
 
-    /** @param {Turn} turn @param {import("./stream.js").AnswerPart} part */
+    /** @param {Turn} turn @param {import("./api.js").AnswerPart} part */
     take(turn, part) {
         if (part.requestId) turn.requestId = part.requestId;
         if (part.position) turn.position = part.position;
@@ -155,7 +165,10 @@ export class PlaygroundSession {
     /** @param {Turn} turn */
     async loadTrace(turn) {
         try {
-            const [reply, nodeId] = await Promise.all([this.api.trace(turn.requestId, turn.phase === "done"), this.ownNodeId()]);
+            const [reply, nodeId] = await Promise.all([
+                this.api.trace(turn.requestId, turn.phase === "done"),
+                this.ownNodeId(),
+            ]);
             turn.trace = reply && traceOf(reply, nodeId);
         } catch {
             turn.trace = null; // the answer is there all the same
@@ -184,4 +197,87 @@ export function textOf(tokens) {
 /** @param {unknown} error @returns {ApiFailure} */
 function failureFrom(error) {
     return error instanceof ApiFailure ? error : new ApiFailure(0, "defect", String(error));
+}
+
+/**
+ * @typedef {object} Settings
+ * @property {string} model
+ * @property {number} temperature
+ * @property {number} topP
+ * @property {number} topK  0: off
+ * @property {number} repetitionPenalty  1: off
+ * @property {number} maxTokens
+ * @property {string} seed  "": another one for each answer
+ * @property {string} system  what the model is told first; chats only
+ */
+
+/** @typedef {{asked: string, answer: string}} Exchange */
+
+/** @type {Readonly<Settings>} */
+export const DEFAULTS = Object.freeze({
+    model: "",
+    temperature: 0.7,
+    topP: 0.95,
+    topK: 0,
+    repetitionPenalty: 1,
+    maxTokens: 160,
+    seed: "",
+    system: "",
+});
+
+/**
+ * What to send where. `exchanges` ends with the one that is to be answered.
+ * @param {readonly Exchange[]} exchanges
+ * @param {Settings} settings
+ * @param {boolean} hasChat
+ * @param {number} seed
+ * @returns {{path: "/v1/chat/completions" | "/v1/completions", body: Record<string, unknown>}}
+ */
+export function requestFor(exchanges, settings, hasChat, seed) {
+    const shared = {
+        model: settings.model,
+        temperature: settings.temperature,
+        top_p: settings.topP,
+        top_k: settings.topK,
+        repetition_penalty: settings.repetitionPenalty,
+        max_tokens: settings.maxTokens,
+        seed,
+        stream: true,
+        stream_options: { include_usage: true },
+    };
+    if (hasChat) {
+        const messages = messagesOf(exchanges, settings.system);
+        return { path: "/v1/chat/completions", body: { ...shared, messages, logprobs: true } };
+    }
+    return { path: "/v1/completions", body: { ...shared, prompt: storyOf(exchanges), logprobs: 0 } };
+}
+
+/** @param {readonly Exchange[]} exchanges @param {string} system */
+function messagesOf(exchanges, system) {
+    const messages = system.trim() ? [{ role: "system", content: system }] : [];
+    for (const { asked, answer } of exchanges) {
+        messages.push({ role: "user", content: asked });
+        if (answer) messages.push({ role: "assistant", content: answer });
+    }
+    return messages;
+}
+
+/** Everything that was written so far, by both. @param {readonly Exchange[]} exchanges */
+function storyOf(exchanges) {
+    return exchanges.flatMap(({ asked, answer }) => [asked, answer]).reduce(joined, "");
+}
+
+/** @param {string} before @param {string} text */
+function joined(before, text) {
+    return before && text && !/\s$/.test(before) && !/^[\s.,;:!?'")\]]/.test(text)
+        ? `${before} ${text}`
+        : before + text;
+}
+
+/** A seed that JavaScript holds exactly. @param {string} wanted digits, or "" for a random one */
+export function chosenSeed(wanted) {
+    const digits = wanted.trim();
+    if (/^\d+$/.test(digits) && Number.isSafeInteger(Number(digits))) return Number(digits);
+    const [high, low] = crypto.getRandomValues(new Uint32Array(2));
+    return (high & 0xffff) * 2 ** 32 + low;
 }

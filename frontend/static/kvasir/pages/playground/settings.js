@@ -8,7 +8,7 @@ import { html, useState } from "../../ui/html.js";
 
 /** @typedef {import("./session.js").PlaygroundSession} PlaygroundSession */
 /** @typedef {import("./session.js").PlaygroundState} PlaygroundState */
-/** @typedef {import("./prompt.js").Settings} Settings */
+/** @typedef {import("./session.js").Settings} Settings */
 
 /** @param {{session: PlaygroundSession, state: PlaygroundState}} props */
 export function Sampling({ session, state }) {
@@ -21,8 +21,11 @@ export function Sampling({ session, state }) {
                 ${models.map((model) => html`<option value=${model.id}>${model.id}</option>`)}
             </select>
         </label>
-        ${session.model?.hasChat && html`<label>${gettext("What the model is told first")}
-            <textarea id="system" rows="2" value=${settings.system} onInput=${(/** @type {any} */ event) => choose({ system: event.target.value })}></textarea></label>`}
+        ${
+            session.model?.hasChat &&
+            html`<label>${gettext("What the model is told first")}
+            <textarea id="system" rows="2" value=${settings.system} onInput=${(/** @type {any} */ event) => choose({ system: event.target.value })}></textarea></label>`
+        }
         <${Slider} id="temperature" name=${gettext("Temperature")} value=${settings.temperature} least=${0} most=${2} step=${0.05}
             note=${gettext("0 takes the likeliest token.")} onChoose=${(/** @type {number} */ temperature) => choose({ temperature })} />
         <${Slider} id="top-p" name=${gettext("Top p")} value=${settings.topP} least=${0.05} most=${1} step=${0.05}
@@ -81,16 +84,20 @@ export function Access({ session, state }) {
     const needsKey = !state.hasOwnKey && state.problem?.code === "playground_off";
     return html`<details class="card access" open=${needsKey}>
         <summary><h2>${gettext("Key")}</h2></summary>
-        <p>${state.hasOwnKey
-            ? gettext("You ask with a key of your own. It stays in this tab and is gone with it.")
-            : gettext("You ask as a visitor: with a key that ends after an hour, and a few requests a minute.")}</p>
-        ${state.hasOwnKey
-            ? html`<button type="button" id="as-visitor" class="secondary" onClick=${() => session.useKey("")}>${gettext("Go on as a visitor")}</button>`
-            : html`<form onSubmit=${use}>
+        <p>${
+            state.hasOwnKey
+                ? gettext("You ask with a key of your own. It stays in this tab and is gone with it.")
+                : gettext("You ask as a visitor: with a key that ends after an hour, and a few requests a minute.")
+        }</p>
+        ${
+            state.hasOwnKey
+                ? html`<button type="button" id="as-visitor" class="secondary" onClick=${() => session.useKey("")}>${gettext("Go on as a visitor")}</button>`
+                : html`<form onSubmit=${use}>
                 <label for="own-key">${gettext("A key of your own")}</label>
                 <input id="own-key" type="password" autocomplete="off" spellcheck="false" placeholder="kvk-…" value=${text}
                     onInput=${(/** @type {any} */ event) => setText(event.target.value)} />
                 <button type="submit" class="secondary" disabled=${!text.trim()}>${gettext("Use this key")}</button>
-            </form>`}
+            </form>`
+        }
     </details>`;
 }

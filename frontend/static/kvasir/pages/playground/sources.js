@@ -53,7 +53,9 @@ export function traceOf(reply, ownNodeId) {
         return bySource;
     });
     const kinds = reply.sources.map(({ kind, worker }) => (worker && worker === ownNodeId ? "tab" : kind));
-    const order = [...kinds.keys()].sort((a, b) => KINDS.indexOf(kinds[a]) - KINDS.indexOf(kinds[b]) || totals[b] - totals[a]);
+    const order = [...kinds.keys()].sort(
+        (a, b) => KINDS.indexOf(kinds[a]) - KINDS.indexOf(kinds[b]) || totals[b] - totals[a],
+    );
     const nTab = kinds.filter((kind) => kind === "tab").length;
     return {
         firstToken: reply.first_token,
@@ -75,7 +77,9 @@ export function traceOf(reply, ownNodeId) {
  */
 export function sourcesOf(trace, token) {
     const tokens = token === undefined ? trace.counts : [trace.counts[token]];
-    const counted = trace.sources.map((_, source) => trace.layers.map((_, layer) => sum(tokens.map((one) => one[source][layer]))));
+    const counted = trace.sources.map((_, source) =>
+        trace.layers.map((_, layer) => sum(tokens.map((one) => one[source][layer]))),
+    );
     const byLayer = trace.layers.map((_, layer) => sum(counted.map((own) => own[layer])));
     const total = sum(byLayer) || 1;
     return trace.sources.map((node, source) => ({
@@ -105,8 +109,12 @@ export function sharesByKind(trace, token) {
  */
 export function largestSources(sources, nMost) {
     if (sources.length <= nMost) return { shown: sources, nHidden: 0 };
-    const smallest = new Set([...sources].filter((source) => source.kind === "worker")
-        .sort((a, b) => a.share - b.share).slice(0, sources.length - nMost + 1));
+    const smallest = new Set(
+        [...sources]
+            .filter((source) => source.kind === "worker")
+            .sort((a, b) => a.share - b.share)
+            .slice(0, sources.length - nMost + 1),
+    );
     const hidden = [...smallest];
     const others = {
         kind: /** @type {const} */ ("worker"),

@@ -2,7 +2,7 @@
 
 import { formatNumber } from "../../ui/format.js";
 
-/** @typedef {import("./stream.js").ApiFailure} ApiFailure */
+/** @typedef {import("./api.js").ApiFailure} ApiFailure */
 /** @typedef {import("./session.js").Turn} Turn */
 
 /** What a visitor is told. The API's own words are English, so known codes have sentences here. @param {ApiFailure} failure */
@@ -15,7 +15,9 @@ export function failureText(failure) {
         case "wrong_scope":
             return gettext("This key is not for generating.");
         case "rate_limit_exceeded":
-            return interpolate(gettext("Too many requests. Try again in %s s."), [formatNumber(failure.retryAfterS || 1)]);
+            return interpolate(gettext("Too many requests. Try again in %s s."), [
+                formatNumber(failure.retryAfterS || 1),
+            ]);
         case "queue_full":
         case "queue_timeout":
             return gettext("Too many are asking right now. Try again in a moment.");
@@ -28,7 +30,9 @@ export function failureText(failure) {
         case "stream_cut":
             return gettext("The answer broke off: the backbone went away. Send it again.");
         case "context_length_exceeded":
-            return gettext("The conversation is longer than the model's context. Begin a new one, or ask for fewer tokens.");
+            return gettext(
+                "The conversation is longer than the model's context. Begin a new one, or ask for fewer tokens.",
+            );
         case "site_away":
             return gettext("The site cannot be reached.");
         default:
@@ -61,11 +65,17 @@ export function sourceName(source, nHidden = 0) {
     if (source.kind === "hot") return gettext("Hot cache");
     if (source.kind === "fallback") return gettext("Backbone");
     if (source.worker === "operator") return gettext("Operator's workers");
-    if (!source.worker) return interpolate(ngettext("%s more worker", "%s more workers", nHidden), [formatNumber(nHidden)]);
+    if (!source.worker)
+        return interpolate(ngettext("%s more worker", "%s more workers", nHidden), [formatNumber(nHidden)]);
     return interpolate(gettext("Worker %s"), [source.worker.slice(0, 8)]);
 }
 
 /** A kind of source, for the legend. @param {import("./sources.js").SourceKind} kind */
 export function kindName(kind) {
-    return { tab: gettext("This browser"), worker: gettext("Workers"), hot: gettext("Hot cache"), fallback: gettext("Backbone") }[kind];
+    return {
+        tab: gettext("This browser"),
+        worker: gettext("Workers"),
+        hot: gettext("Hot cache"),
+        fallback: gettext("Backbone"),
+    }[kind];
 }

@@ -64,7 +64,8 @@ async function ask(path, query, key = "") {
         throw new RewardsError("away", String(error));
     }
     const answer = await response.json().catch(() => ({}));
-    if (!response.ok) throw new RewardsError(answer.error?.code ?? "away", answer.error?.message ?? `HTTP ${response.status}`);
+    if (!response.ok)
+        throw new RewardsError(answer.error?.code ?? "away", answer.error?.message ?? `HTTP ${response.status}`);
     return answer;
 }
 
@@ -113,7 +114,9 @@ export async function rewardsCsv(key, query) {
 /** @param {WorkItem} item */
 function csvLine(item) {
     const { day, node_id: node, fingerprint, layer, experts, row_experts: rows, microcredits, paid, reason } = item;
-    return [day, node, fingerprint, layer, experts[0], experts[1] - 1, rows, microcredits, paid, reason].map(csvField).join(",");
+    return [day, node, fingerprint, layer, experts[0], experts[1] - 1, rows, microcredits, paid, reason]
+        .map(csvField)
+        .join(",");
 }
 
 /** @param {unknown} value */

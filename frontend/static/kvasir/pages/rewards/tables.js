@@ -24,18 +24,27 @@ function Table({ label, heads, children }) {
 /** @param {{items: WorkItem[]}} props */
 export function WorkTable({ items }) {
     const heads = [
-        { text: gettext("Day") }, { text: gettext("Node") }, { text: gettext("Layer") }, { text: gettext("Experts") },
-        { text: gettext("Rows"), isNumber: true }, { text: gettext("Credits"), isNumber: true }, { text: gettext("State") },
+        { text: gettext("Day") },
+        { text: gettext("Node") },
+        { text: gettext("Layer") },
+        { text: gettext("Experts") },
+        { text: gettext("Rows"), isNumber: true },
+        { text: gettext("Credits"), isNumber: true },
+        { text: gettext("State") },
     ];
     return html`<${Table} label=${gettext("Days of work")} heads=${heads}>
-        ${items.map((item) => html`<tr key=${`${item.day}${item.node_id}${item.layer}:${item.experts[0]}${item.reason}`}>
+        ${items.map(
+            (item) => html`<tr key=${`${item.day}${item.node_id}${item.layer}:${item.experts[0]}${item.reason}`}>
             <td class="nowrap">${item.day}</td><td class="mono">${item.node_id.slice(0, 8)}</td><td>${item.layer}</td>
             <td class="nowrap">${item.experts[0]}–${item.experts[1] - 1}</td>
             <td class="number">${formatNumber(item.row_experts)}</td><td class="number">${formatCredits(item.microcredits, 3)}</td>
-            <td class="state">${item.paid
-                ? html`<span class="badge good">${gettext("paid")}</span>`
-                : html`<span class="badge warn">${gettext("not paid")}</span> <small>${item.reason}</small>`}</td>
-        </tr>`)}
+            <td class="state">${
+                item.paid
+                    ? html`<span class="badge good">${gettext("paid")}</span>`
+                    : html`<span class="badge warn">${gettext("not paid")}</span> <small>${item.reason}</small>`
+            }</td>
+        </tr>`,
+        )}
     <//>`;
 }
 
@@ -49,41 +58,62 @@ function entryType(type) {
 /** @param {{items: Entry[]}} props */
 export function EntryTable({ items }) {
     const heads = [
-        { text: gettext("When") }, { text: gettext("Kind") }, { text: gettext("Credits"), isNumber: true }, { text: gettext("Event") },
+        { text: gettext("When") },
+        { text: gettext("Kind") },
+        { text: gettext("Credits"), isNumber: true },
+        { text: gettext("Event") },
     ];
     return html`<${Table} label=${gettext("Ledger entries")} heads=${heads}>
-        ${items.map((item) => html`<tr key=${item.event}>
+        ${items.map(
+            (item) => html`<tr key=${item.event}>
             <td class="nowrap">${formatMoment(Date.parse(item.at))}</td><td>${entryType(item.type)}</td>
             <td class="number">${item.microcredits > 0 ? "+" : ""}${formatCredits(item.microcredits, 3)}</td>
             <td><span class="mono">${item.event}</span>${item.note && html` <small>${item.note}</small>`}</td>
-        </tr>`)}
+        </tr>`,
+        )}
     <//>`;
 }
 
 /** @param {{nodes: NodeStanding[]}} props */
 export function NodeTable({ nodes }) {
-    const heads = [{ text: gettext("Node") }, { text: gettext("Verified"), isNumber: true }, { text: gettext("Wrong answers"), isNumber: true }, { text: gettext("State") }];
+    const heads = [
+        { text: gettext("Node") },
+        { text: gettext("Verified"), isNumber: true },
+        { text: gettext("Wrong answers"), isNumber: true },
+        { text: gettext("State") },
+    ];
     return html`<${Table} label=${gettext("Nodes")} heads=${heads}>
-        ${nodes.map((node) => html`<tr key=${node.node_id}>
+        ${nodes.map(
+            (node) => html`<tr key=${node.node_id}>
             <td class="mono">${node.node_id}</td><td class="number">${formatCompact(node.verified_row_experts)}</td>
             <td class="number">${node.failures}</td>
-            <td>${node.quarantined
-                ? html`<span class="badge bad">${gettext("in quarantine")}</span>`
-                : html`<span class="badge good">${gettext("in good standing")}</span>`}
+            <td>${
+                node.quarantined
+                    ? html`<span class="badge bad">${gettext("in quarantine")}</span>`
+                    : html`<span class="badge good">${gettext("in good standing")}</span>`
+            }
                 ${node.evidence.length > 0 && html`<details><summary>${gettext("Evidence")}</summary><pre>${JSON.stringify(node.evidence, null, 2)}</pre></details>`}</td>
-        </tr>`)}
+        </tr>`,
+        )}
     <//>`;
 }
 
 /** @param {{items: Earner[], mine: string}} props  `mine`: the id that is marked */
 export function EarnerTable({ items, mine }) {
-    const heads = [{ text: "#" }, { text: gettext("Account") }, { text: gettext("Credits"), isNumber: true }, { text: gettext("Rows"), isNumber: true }];
+    const heads = [
+        { text: "#" },
+        { text: gettext("Account") },
+        { text: gettext("Credits"), isNumber: true },
+        { text: gettext("Rows"), isNumber: true },
+    ];
     return html`<${Table} label=${gettext("Top earners")} heads=${heads}>
-        ${items.map((item) => html`<tr key=${item.id} class=${item.id === mine ? "mine" : ""}>
+        ${items.map(
+            (item) => html`<tr key=${item.id} class=${item.id === mine ? "mine" : ""}>
             <td>${item.rank}</td>
             <td><span class="mono">${item.id.slice(0, 8)}</span>${item.id === mine && html` <span class="badge good">${gettext("you")}</span>`}
                 ${item.kind === "node" && html` <small>${gettext("node")}</small>`}</td>
             <td class="number">${formatCredits(item.microcredits, 3)}</td><td class="number">${formatCompact(item.row_experts)}</td>
-        </tr>`)}
+        </tr>`,
+        )}
     <//>`;
 }

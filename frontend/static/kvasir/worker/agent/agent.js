@@ -1,32 +1,29 @@
 /**
- * The worker that needs only a budget, in a tab: it asks `plan.js` what is next, does it, and asks again. Twin of
- * kvasir/worker/agent/agent.py. `tab_worker.js` runs one. All that it knows is one `WorkerState`; what it does to the world
- * goes through the market client, the fetcher and the edge, which tests replace. It decides nothing itself.
+ * A tab's worker, which needs only a budget: it asks `plan.js` for the next action, performs it, and asks again.
+ * `session.js` makes one. Its state is one `WorkerState`; its effects go through the market client, the fetcher and the
+ * edge, which tests replace. Decisions are made in `plan.js` alone.
  */
 
-import { Downloads } from "./downloads.js";
-import { endedByRefusal } from "./errors.js";
-import { MarketTalk } from "./market.js";
-import { AgentNode } from "./node.js";
-import { piecesWithin } from "./state.js";
-import { MarketAwayError, MarketRefusedError } from "./market_errors.js";
-import { News } from "../tab/news.js";
-import { nextAction, waitS } from "./plan.js";
-import * as after from "./plan_changes.js";
-import { workerState } from "./plan_state.js";
 import { reconnectDelayS } from "../../edge/reconnect.js";
+import { endedByRefusal, MarketAwayError, MarketRefusedError } from "../../errors.js";
+import { rangeKey } from "./fetch.js";
+import { AgentNode, MarketTalk } from "./market.js";
+import { mustFinish, nextAction, waitS } from "./plan.js";
+import * as after from "./plan_changes.js";
+import { Outcome, workerState } from "./plan_state.js";
+import { piecesWithin } from "./state.js";
 
 /** @import { AgentMemory } from "./state.js" */
 /** @import { AgentEdge } from "./edge.js" */
 /** @import { Fetcher } from "./fetch.js" */
 /** @import { Holdings } from "../serving/holdings.js" */
 /** @import { MarketClient } from "./market_client.js" */
-/** @import { Action } from "./plan_actions.js" */
+/** @import { Action } from "./plan.js" */
 /** @import { Piece, Ranges, WorkerState } from "./plan_state.js" */
 /** @import { HeldSlice } from "../slices/store.js" */
 
 const LEAVE_S = 5; // for the last heartbeat
-const RESERVE_S = 5; // until edges that could not be opened are tried again, at random up to twice that
+const RESERVE_S = 5; // until edges that could not be opened are tried again; at random up to twice as long
 
 /**
  * @typedef {{roomBytes: number, invite: string, name: string, facts: () => Record<string, string | number>, pace?:
@@ -34,14 +31,14 @@ const RESERVE_S = 5; // until edges that could not be opened are tried again, at
  */
 
 /**
- * @typedef {object} Report  Who hears what happens.
+ * @typedef {object} Report Receiver of events.
  * @property {(event: string, facts?: any) => void} say
- * @property {(state: Readonly<WorkerState>) => void} state  after every change
+ * @property {(state: Readonly<WorkerState>) => void} state after every change
  * @property {(piece: Readonly<Piece>, doneBytes: number, totalBytes: number) => void} progress
  */
 
 /**
- * @typedef {object} Surroundings  Everything outside. Clocks in seconds; `jitter` is random in [0, 1).
+ * @typedef {object} Surroundings The agent's environment. Clocks in seconds; `jitter` is random in [0, 1).
  * @property {MarketClient} market
  * @property {Fetcher} fetcher
  * @property {AgentMemory} memory
@@ -53,7 +50,7 @@ const RESERVE_S = 5; // until edges that could not be opened are tried again, at
  * @property {() => number} wallClock
  */
 
-/** One worker. `run` it; `stop` lets it leave in order. */
+/** One worker: `run` until `stop`, which lets it leave cleanly. */
 export class Agent {
     /** @param {AgentOptions} options @param {Surroundings} world */
     constructor(options, world) {
@@ -74,7 +71,7 @@ export class Agent {
         this.state = this.node.resumed(workerState({ roomBytes: options.roomBytes, model: holding.model, pieces }));
     }
 
-    /** Have `run` withdraw, answer what is under way, and end. @param {string} reason */
+    /** Make `run` withdraw, answer the requests in flight, and return. @param {string} reason */
     stop(reason) {
         this.become(after.replaced(this.state, { stopReason: reason }));
         this.interrupt();
@@ -82,7 +79,7 @@ export class Agent {
     }
 
     /**
-     * Take no more work, or take it again; edges stay open. Backbones hear of it at once, the market soon.
+     * Stop or resume taking work; edges stay open. Backbones are notified at once, the market with the next heartbeat.
      * @param {boolean} isPaused
      */
     setPaused(isPaused) {
@@ -94,7 +91,7 @@ export class Agent {
     }
 
     /**
-     * Backbones send no new work while the kernel is away for a moment; the market hears nothing of it.
+     * Pause backbones while the kernel is replaced; the market is not notified.
      * @param {boolean} isComputing
      */
     setComputing(isComputing) {
@@ -102,7 +99,7 @@ export class Agent {
         this.edge.setPaused(this.isPaused || !isComputing);
     }
 
-    /** The tab was frozen, or the network is back: what waits for a moment is tried now. */
+    /** Retry everything that waits now: the tab was frozen, or the network is back. */
     wake() {
         const now = this.world.clock();
         const { times } = this.state;
@@ -111,7 +108,7 @@ export class Agent {
         this.news.tell();
     }
 
-    /** Work until `stop`. Throws AgentEndedError when it cannot go on. */
+    /** Work until `stop`. Throws AgentEndedError if it cannot continue. */
     async run() {
         try {
             while (!this.state.stopReason) {
@@ -133,7 +130,7 @@ export class Agent {
         }
     }
 
-    /** While paused the market is told that nothing is held, once; then nothing is due. */
+    /** Handle a pause: one heartbeat that states no ranges; then nothing is due. */
     async rest() {
         const { state } = this;
         const mustTell = state.stated.length > 0 && this.world.clock() >= state.times.siteS;
@@ -142,18 +139,18 @@ export class Agent {
     }
 
     /**
-     * Do it, unless told to stop meanwhile; a token that is being made is waited for, or it would be lost.
+     * Run an action; `stop` interrupts it unless it must finish.
      * @param {Action} action
      */
     async perform(action) {
         const acting = this.attempt(() => this.act(action));
-        if (action.action === "Register" || action.action === "Rotate") return acting;
+        if (mustFinish(action)) return acting;
         const interrupted = /** @type {Promise<void>} */ (
             new Promise((resolve) => {
                 this.interrupt = resolve;
             })
         );
-        acting.catch(() => undefined); // whoever interrupts does not care how it ended
+        acting.catch(() => undefined); // after an interruption its outcome does not matter
         await Promise.race([acting, interrupted]);
         this.interrupt = () => undefined;
     }
@@ -210,7 +207,7 @@ export class Agent {
         report.say("present");
     }
 
-    // What it holds
+    // Holdings
 
     /** @param {Ranges} ranges */
     async serve(ranges) {
@@ -261,7 +258,7 @@ export class Agent {
         if (nodeId && model !== null) {
             const beat = { nodeId, model, ranges: [], leases: [], facts: {}, isLeaving: true };
             const late = new Promise((resolve) => setTimeout(resolve, 1000 * LEAVE_S));
-            const told = this.world.market.heartbeat(beat).catch(() => undefined); // else its lease ends soon
+            const told = this.world.market.heartbeat(beat).catch(() => undefined); // if it fails, the lease expires soon
             await Promise.race([told, late]);
         }
         await this.edge.stop(reason);
@@ -279,5 +276,95 @@ export class Agent {
     /** @param {Partial<import("./state.js").Holding>} [changes] */
     async save(changes = {}) {
         await this.world.memory.saveHolding({ model: this.state.model, pieces: this.state.pieces, ...changes });
+    }
+}
+
+export class Downloads {
+    /** @param {Agent} agent */
+    constructor(agent) {
+        this.agent = agent;
+        /** @type {unknown} an unexpected error of a download */
+        this.defect = null;
+        /** @type {AbortController | null} */
+        this.fetching = null;
+        /** @type {Promise<void>} the last download, which may still be closing its file */
+        this.running = Promise.resolve();
+    }
+
+    /** Throw the unexpected error of the last download, if there was one. */
+    check() {
+        if (this.defect !== null) throw this.defect;
+    }
+
+    /** @param {Readonly<Piece>} piece */
+    start(piece) {
+        const { agent } = this;
+        agent.become(after.replaced(agent.state, { isFetching: true }));
+        this.fetching = new AbortController();
+        const { signal } = this.fetching;
+        const work = () => this.fetch(piece, signal);
+        this.running = this.running.then(work).catch((error) => {
+            if (signal.aborted) return;
+            this.defect = error;
+            agent.news.tell();
+        });
+    }
+
+    /** @param {Readonly<Piece>} piece @param {AbortSignal} signal */
+    async fetch(piece, signal) {
+        const { agent } = this;
+        const { fetcher, report, clock, jitter } = agent.world;
+        signal.throwIfAborted();
+        const others = agent.state.pieces.filter((other) => rangeKey(other.range) !== rangeKey(piece.range));
+        const othersBytes = others.reduce((sum, other) => sum + other.nBytes, 0);
+        const done = await fetcher.fetch(agent.state.model?.fingerprint ?? "", piece, othersBytes, {
+            progress: (there, total) => report.progress(piece, there, total),
+            onVerify: () => report.say("verifying", { piece }),
+            onLoad: () => report.say("loading", { piece }),
+            signal,
+        });
+        if (signal.aborted) return;
+        this.fetching = null;
+        agent.become(after.fetched(agent.state, done, clock(), jitter()));
+        report.say(done.outcome === Outcome.FETCHED ? "fetched" : "fetch_failed", done);
+        await agent.save();
+        agent.news.tell();
+    }
+
+    end() {
+        const { agent } = this;
+        this.fetching?.abort();
+        if (this.fetching !== null) agent.become(after.replaced(agent.state, { isFetching: false }));
+        this.fetching = null;
+    }
+}
+
+export class News {
+    constructor() {
+        this.isThere = false;
+        /** @type {() => void} */
+        this.wake = () => undefined;
+    }
+
+    tell() {
+        this.isThere = true;
+        this.wake();
+    }
+
+    /** Wait until `tell` is called, at most this long. @param {number} seconds */
+    async wait(seconds) {
+        if (!this.isThere) {
+            /** @type {ReturnType<typeof setTimeout> | undefined} */
+            let timer;
+            await /** @type {Promise<void>} */ (
+                new Promise((resolve) => {
+                    this.wake = resolve;
+                    timer = setTimeout(resolve, 1000 * seconds);
+                })
+            );
+            clearTimeout(timer);
+            this.wake = () => undefined;
+        }
+        this.isThere = false;
     }
 }

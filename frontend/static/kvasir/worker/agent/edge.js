@@ -1,20 +1,20 @@
 /**
- * An agent's place at the relay: other holdings take over without a moment in which nobody answers. Twin of
- * kvasir/worker/agent/edge.py. What a worker holds is told to backbones when an edge opens, so other holdings need
- * other edges: the new ones are opened first and both serve for a moment; then the old ones say goodbye and close.
+ * An agent's sessions at the relay. Backbones learn a worker's holdings when an edge opens, so new holdings need new
+ * edges. The new ones are opened first and both serve for a moment; then the old ones say goodbye and close, so that no
+ * request is left without an answer.
  */
 
-const HANDOVER_S = 20; // for the new edges; when the relay is away that long there is nothing to hand over
-const OVERLAP_S = 3; // both serve: a backbone gives a new edge no work before it has tested it
+const HANDOVER_S = 20; // for the new edges to open
+const OVERLAP_S = 3; // both serve: a backbone tests a new edge before it sends work to it
 
 /** @import { Holdings } from "../serving/holdings.js" */
 
 /**
- * @typedef {object} RelaySession  What is used of a worker at a relay.
- * @property {() => Promise<void>} run  until `stop`; throws for a defect
- * @property {(reason: string) => void} stop  say goodbye, answer what is under way, close
- * @property {(isPaused: boolean) => void} setPaused  ask backbones for no new work, or for work again
- * @property {() => void} dialNow  do not wait for the next attempt
+ * @typedef {object} RelaySession The part of RelayWorker that is used.
+ * @property {() => Promise<void>} run runs until `stop`; throws only for a defect
+ * @property {(reason: string) => void} stop say goodbye, answer the requests in flight, close
+ * @property {(isPaused: boolean) => void} setPaused ask backbones to pause or to resume @property {() => void} dialNow
+ * connect now instead of waiting
  * @property {number} nBackbones
  */
 
@@ -23,7 +23,7 @@ const OVERLAP_S = 3; // both serve: a backbone gives a new edge no work before i
  *   void}} SessionOptions
  */
 
-/** One session and what it has come to. */
+/** One session and its outcome. */
 class Session {
     /**
      * @param {(options: SessionOptions) => RelaySession} make
@@ -35,7 +35,7 @@ class Session {
         this.hasEnded = false;
         /** @type {() => void} */
         let settle = () => undefined;
-        /** Joined for the first time, or ended. @type {Promise<void>} */
+        /** Resolves once it has joined, or ended. @type {Promise<void>} */
         this.settled = new Promise((resolve) => {
             settle = resolve;
         });
@@ -64,7 +64,7 @@ class Session {
     }
 }
 
-/** One relay. `onChange` hears of the session that counts. */
+/** The sessions at one relay. `onChange` is called for the current one. */
 export class AgentEdge {
     /**
      * @param {(options: SessionOptions) => RelaySession} makeWorker
@@ -88,7 +88,7 @@ export class AgentEdge {
         this.isStopped = false;
     }
 
-    /** Whether a session is there, joined or dialling. */
+    /** Whether there is a session, joined or connecting. */
     get isServing() {
         return this.current !== null;
     }
@@ -98,8 +98,8 @@ export class AgentEdge {
     }
 
     /**
-     * Serve these holdings and no others from now on; false when those before are served on, being at the relay.
-     * Without a relay to be had the new session counts all the same, and dials on.
+     * Serve these holdings from now on instead of the others. Return false if the relay did not take the new edges and
+     * the old ones continue. If neither session is joined, the new one takes over and keeps connecting.
      * @param {Holdings} holdings @param {string} relayUrl @param {string} token @returns {Promise<boolean>}
      */
     async serve(holdings, relayUrl, token) {
@@ -117,30 +117,36 @@ export class AgentEdge {
         }
         this.current = session.hasEnded ? null : session;
         if (old !== null && old !== session) {
-            this.overlapping.set(old, setTimeout(() => this.endOverlap(old), 1000 * this.overlapS));
+            this.overlapping.set(
+                old,
+                setTimeout(() => this.endOverlap(old), 1000 * this.overlapS),
+            );
         }
         this.onChange(session.isJoined, session.isJoined ? "" : "the relay is away");
         return true;
     }
 
-    /** Ask backbones for no new work, or for work again. @param {boolean} isPaused */
+    /** Ask backbones to pause or to resume. @param {boolean} isPaused */
     setPaused(isPaused) {
         this.isPaused = isPaused;
         for (const session of [this.current, ...this.overlapping.keys()]) session?.worker.setPaused(isPaused);
     }
 
-    /** Do not wait for the next attempt to reach the relay. */
+    /** Connect to the relay now instead of waiting. */
     dialNow() {
         this.current?.worker.dialNow();
     }
 
-    /** Say goodbye, answer what is under way, close for good; all within the stop deadline. @param {string} reason */
+    /**
+     * Say goodbye, answer the requests in flight and close for good, within the stop deadline.
+     * @param {string} reason
+     */
     async stop(reason) {
         this.isStopped = true;
         await this.rest(reason);
     }
 
-    /** The same, but it may serve again. @param {string} reason */
+    /** Do the same as `stop`, but `serve` may be called again. @param {string} reason */
     async rest(reason) {
         for (const session of [...this.overlapping.keys()]) this.endOverlap(session);
         for (const session of new Set([this.current, this.opening])) {
@@ -150,7 +156,7 @@ export class AgentEdge {
         await Promise.all(this.leaving);
     }
 
-    /** Until only the current holdings are served: no session before it overlaps or answers any more. */
+    /** Wait until no earlier session overlaps or answers any more. */
     async othersGone() {
         while (this.overlapping.size > 0 || this.leaving.size > 0) {
             await Promise.all(this.leaving);
@@ -172,7 +178,7 @@ export class AgentEdge {
     /** @param {Session} session @param {boolean} isJoined @param {string} reason */
     changed(session, isJoined, reason) {
         if (this.current !== session) return;
-        if (session.hasEnded) this.current = null; // a defect must not leave a worker that only seems to serve
+        if (session.hasEnded) this.current = null; // after a defect the worker must not appear to serve
         this.onChange(isJoined, reason);
     }
 

@@ -1,16 +1,23 @@
 /**
- * An agent's downloads: one piece at a time, and what its failure means. Twin of kvasir/worker/agent/fetch.py.
- * `agent/downloads.js` starts a fetch. A slice is loaded into the kernel as soon as it is verified, so that serving it
- * is only a matter of edges; slices that are held are neither evicted nor unloaded until they are let go.
+ * An agent's downloads: one piece at a time, and the meaning of its failures. `agent.js` starts a fetch. A slice is
+ * loaded into the kernel as soon as it is verified, so that serving it only takes new edges. Held slices are neither
+ * evicted nor unloaded until they are released.
  */
 
-import { Outcome } from "./fetch_outcome.js";
-import { CacheFullError, DiskFullError, DoesNotFitError, DownloadError, SourceRefusedError } from "../slices/errors.js";
-import { KernelError, KernelLostError, KernelMemoryError } from "../../kernels/errors.js";
+import {
+    CacheFullError,
+    DiskFullError,
+    DoesNotFitError,
+    DownloadError,
+    KernelError,
+    KernelLostError,
+    KernelMemoryError,
+    SourceRefusedError,
+} from "../../errors.js";
 import { offerAt } from "../slices/store.js";
+import { Outcome } from "./plan_state.js";
 
-/** @import { Fetched } from "./fetch_outcome.js" */
-/** @import { ExpertRange, Piece } from "./plan_state.js" */
+/** @import { ExpertRange, Fetched, Piece } from "./plan_state.js" */
 /** @import { HeldSlice, SliceStore, Watched } from "../slices/store.js" */
 
 /**
@@ -21,7 +28,7 @@ import { offerAt } from "../slices/store.js";
 const NO_ROOM = [DoesNotFitError, CacheFullError, DiskFullError, KernelMemoryError];
 const ROUNDS_MOST = 3; // of a piece; each has its own attempts
 
-/** A range as text: the key under which slices and experts are known. @param {ExpertRange} range */
+/** Return a range as text, the key of its slice. @param {ExpertRange} range */
 export function rangeKey({ layer, start, stop }) {
     return `${layer}:${start}-${stop}`;
 }
@@ -46,23 +53,23 @@ export class Fetcher {
         this.nDownloadedBefore = 0;
     }
 
-    /** Bytes that came over the network. */
+    /** Bytes received over the network. */
     get nDownloaded() {
         return this.nDownloadedBefore + (this.store?.nDownloaded ?? 0);
     }
 
-    /** Ask with this token from now on. @param {string} token */
+    /** Use this token from now on. @param {string} token */
     useToken(token) {
         this.nDownloadedBefore = this.nDownloaded;
         this.store = this.makeStore(token);
     }
 
-    /** The slices of pieces that are held. @param {readonly ExpertRange[]} ranges @returns {HeldSlice[]} */
+    /** Return the slices of held pieces. @param {readonly ExpertRange[]} ranges @returns {HeldSlice[]} */
     slices(ranges) {
         return ranges.flatMap((range) => this.held.get(rangeKey(range)) ?? []);
     }
 
-    /** Let go of all other slices: they may leave the cache. @param {readonly ExpertRange[]} ranges */
+    /** Release all other slices, which may then be evicted. @param {readonly ExpertRange[]} ranges */
     keepOnly(ranges) {
         const kept = new Set(ranges.map(rangeKey));
         for (const [key, held] of this.held) {
@@ -74,8 +81,8 @@ export class Fetcher {
     }
 
     /**
-     * Get a piece. `othersBytes` is what the other pieces take of the budget. Throws no DownloadError, but the signal's
-     * reason when it is cut.
+     * Fetch a piece. `othersBytes` is the part of the budget that other pieces take. Throws no DownloadError; throws
+     * the signal's reason if aborted.
      * @param {string} fingerprint @param {Readonly<Piece>} piece @param {number} othersBytes
      * @param {Watched & {onLoad?: () => void}} watched @returns {Promise<Fetched>}
      */

@@ -1,19 +1,23 @@
 /**
- * What an agent tells its site and asks it: heartbeats, demand, work, and moves that follow from the demand. The market
- * part of kvasir/worker/agent/agent.py. `agent.js` calls it with what the plan decided.
+ * An agent's dealings with its site: registration and tokens, heartbeats, demand, work, and moves that follow from the
+ * demand. `agent.js` calls it to perform the plan's actions.
  */
 
-import { AgentEndedError } from "./errors.js";
+import { AgentEndedError } from "../../errors.js";
+import { areSameRanges } from "../../slicing/expert_ranges.js";
 import { rangeKey } from "./fetch.js";
 import * as after from "./plan_changes.js";
-import { areSameRanges } from "../../slicing/expert_ranges.js";
+import { notBefore, replaced } from "./plan_changes.js";
+import { rotateInS } from "./state.js";
 
 /** @import { Agent } from "./agent.js" */
-/** @import { Assigned } from "./market_client.js" */
-/** @import { Action } from "./plan_actions.js" */
-/** @import { Ranges } from "./plan_state.js" */
+/** @import { Assigned, MarketClient, NodeCredentials } from "./market_client.js" */
+/** @import { Action } from "./plan.js" */
+/** @import { Ranges, WorkerState } from "./plan_state.js" */
+/** @import { AgentMemory } from "./state.js" */
+/** @import { Fetcher } from "./fetch.js" */
 
-/** How slowly a worker moves. Seconds. @typedef {{lookS: number, moveLeastS: number, moveMostS: number}} Pace */
+/** How slowly a worker moves, in seconds. @typedef {{lookS: number, moveLeastS: number, moveMostS: number}} Pace */
 
 /** @type {Readonly<Pace>} */
 const PACE = Object.freeze({ lookS: 60, moveLeastS: 60, moveMostS: 300 });
@@ -48,7 +52,7 @@ export class MarketTalk {
     }
 
     /**
-     * What is paid for each piece that is held, the new one included.
+     * Return the rate of each piece that is held, including the new one.
      * @param {Assigned} answer
      * @returns {Record<string, number>}
      */
@@ -99,5 +103,66 @@ export class MarketTalk {
                 await agent.save();
                 agent.world.report.say("dropped", { range: action.range });
         }
+    }
+}
+
+/**
+ * @typedef {{market: MarketClient, memory: AgentMemory, fetcher: Fetcher, clock: () => number, wallClock: () =>
+ *   number}} NodeWorld  clocks in seconds
+ */
+
+export class AgentNode {
+    /** @param {NodeWorld} world @param {{name: string, invite: string}} options */
+    constructor(world, options) {
+        this.world = world;
+        this.options = options;
+    }
+
+    /**
+     * Return the state with the stored node, if there is one.
+     * @param {Readonly<WorkerState>} state
+     * @returns {Readonly<WorkerState>}
+     */
+    resumed(state) {
+        const { nodeId, token } = this.world.memory.identity;
+        return nodeId && token ? this.become(state, nodeId, token) : state;
+    }
+
+    /** Register a node, under the account whose key is stored, if there is one. @param {Readonly<WorkerState>} state */
+    async register(state) {
+        const { market, memory } = this.world;
+        const { name, invite } = this.options;
+        const made = await market.register({ name, invite, accountKey: memory.identity.accountKey });
+        await this.keep(made);
+        return this.become(state, made.nodeId, made.token);
+    }
+
+    /** Exchange the token; edges are then opened again. @param {Readonly<WorkerState>} state */
+    async rotate(state) {
+        const made = await this.world.market.rotate();
+        await this.keep({ nodeId: state.nodeId, accountId: "", accountKey: "", ...made });
+        return replaced(this.become(state, state.nodeId, made.token), { served: [] });
+    }
+
+    /** @param {NodeCredentials} made */
+    async keep(made) {
+        const { memory, wallClock } = this.world;
+        await memory.saveIdentity({
+            nodeId: made.nodeId,
+            token: made.token,
+            accountId: made.accountId || memory.identity.accountId,
+            accountKey: made.accountKey || memory.identity.accountKey,
+            sinceS: wallClock(),
+            expiresS: made.expires ? Date.parse(made.expires) / 1000 : 0,
+        });
+    }
+
+    /** @param {Readonly<WorkerState>} state @param {string} nodeId @param {string} token */
+    become(state, nodeId, token) {
+        const { market, fetcher, memory, clock, wallClock } = this.world;
+        market.token = token;
+        fetcher.useToken(token);
+        const rotateS = clock() + rotateInS(memory.identity, wallClock());
+        return notBefore(replaced(state, { nodeId }), { rotateS });
     }
 }

@@ -1,33 +1,27 @@
 /**
- * A worker's requests to the market: register, heartbeat, demand, volunteer, rewards (docs/reference/market.md).
- * Twin of kvasir/worker/agent/market_client.py. The agent asks. Every call ends within a deadline. What may succeed later is
- * a MarketAwayError, what will not a MarketRefusedError; an answer that is not what the document says counts as away.
- * Tokens and keys are never logged or shown.
+ * Client of a site's market API: register, heartbeat, demand, volunteer, rewards (docs/reference/market.md). The agent calls it.
+ * Every call has a deadline. It throws MarketAwayError if the call may succeed later, also for an answer that does not
+ * match the document, and MarketRefusedError if it will not. Tokens and keys are never logged or shown.
  */
 
-import { messageOf } from "../../wire/errors.js";
-import { number, record, text } from "../tab/json_values.js";
-import { readAssignment, readCredentials, readDemand, readToken } from "./market_answers.js";
-import { MarketAwayError, MarketRefusedError } from "./market_errors.js";
-
-export { MarketAwayError, MarketRefusedError };
+import { MarketAwayError, MarketRefusedError, messageOf } from "../../errors.js";
+import { expertRange } from "../../slicing/expert_ranges.js";
 
 /** @typedef {import("../../slicing/expert_ranges.js").ExpertRange} ExpertRange */
 /** @typedef {import("./plan_state.js").SiteModel} SiteModel */
-/** @typedef {import("./demand.js").Demand} Demand */
-/** @typedef {import("./market_answers.js").Assigned} Assigned */
-/** @typedef {import("./market_answers.js").NothingWanted} NothingWanted */
-/** @typedef {import("./market_answers.js").NodeCredentials} NodeCredentials */
+/** @typedef {import("./plan.js").Demand} Demand */
 
-/** Of one question, all in all. */
+export { MarketAwayError, MarketRefusedError };
+
+/** Of one call in all. */
 const DEADLINE_S = 30;
-/** A demand in which every expert of a large model is a run of its own. */
+/** Enough for a demand in which every expert of a large model is a run of its own. */
 const ANSWER_BYTES_MOST = 16 * 1024 * 1024;
 export const QUARANTINE_RETRY_S = 600;
 const AWAY = new Set([408, 409, 425, 429]);
 
 /**
- * What a worker says of itself. `facts`: what docs/reference/market.md calls optional, by its names there.
+ * A worker's heartbeat. `facts`: the optional fields of docs/reference/market.md, by their names there.
  * @typedef {object} Heartbeat
  * @property {string} nodeId
  * @property {SiteModel} model
@@ -37,7 +31,7 @@ const AWAY = new Set([408, 409, 425, 429]);
  * @property {boolean} [isLeaving]
  */
 
-/** One site, with this node's token once it has one. */
+/** The market of one site. `token` is this node's, or "" before it is registered. */
 export class MarketClient {
     #base;
     #fetch;
@@ -56,10 +50,10 @@ export class MarketClient {
     }
 
     /**
-     * Become a node; with an account's key, one of that account.
+     * Register a node, under an account if `accountKey` is given.
      * @param {{name: string, invite?: string, accountKey?: string}} who
      * @returns {Promise<NodeCredentials>}
-     * @throws {MarketRefusedError} where that needs an invite or an operator
+     * @throws {MarketRefusedError} if that needs an invite or an operator
      */
     async register({ name, invite = "", accountKey = "" }) {
         const answer = await this.#ask("POST", "nodes", invite ? { name, invite } : { name }, accountKey);
@@ -67,7 +61,7 @@ export class MarketClient {
     }
 
     /**
-     * A new token for this node; the old one counts no more.
+     * Exchange this node's token for a new one; the old one becomes invalid.
      * @returns {Promise<{token: string, expires: string}>}
      */
     async rotate() {
@@ -76,9 +70,8 @@ export class MarketClient {
     }
 
     /**
-     * State what is held.
-     * @param {Heartbeat} beat
-     * @returns {Promise<number>} how long that counts, in seconds
+     * Send a heartbeat. @param {Heartbeat} beat
+     * @returns {Promise<number>} the lease in seconds
      */
     async heartbeat({ nodeId, model, ranges, leases = [], facts = {}, isLeaving = false }) {
         const answer = await this.#ask("POST", "expert-coverage", {
@@ -96,7 +89,7 @@ export class MarketClient {
     }
 
     /**
-     * What is wanted of this model.
+     * Return the demand for this model.
      * @param {string} fingerprint
      * @returns {Promise<Demand>}
      */
@@ -108,7 +101,7 @@ export class MarketClient {
     /**
      * Ask for work.
      * @param {string} nodeId
-     * @param {number} roomBytes for all experts, those of `ranges`, which are held, included
+     * @param {number} roomBytes for all experts, including those of the held `ranges`
      * @param {readonly ExpertRange[]} ranges
      * @returns {Promise<Assigned | NothingWanted>}
      */
@@ -118,7 +111,7 @@ export class MarketClient {
     }
 
     /**
-     * What this node earned (docs/reference/rewards.md), as the site writes it.
+     * Return this node's rewards as the site sends them (docs/reference/rewards.md).
      * @param {number} [limit] items of the page
      * @returns {Promise<Record<string, unknown>>}
      */
@@ -172,7 +165,7 @@ export class MarketClient {
             return read(record(answer));
         } catch (error) {
             throw new MarketAwayError(
-                `${this.#base} answers what is not in docs/reference/market.md: ${messageOf(error)}`,
+                `${this.#base} sent an answer that does not match docs/reference/market.md: ${messageOf(error)}`,
             );
         }
     }
@@ -200,7 +193,7 @@ function jsonOf(content, url) {
     try {
         return JSON.parse(content);
     } catch {
-        throw new MarketAwayError(`${url}: the answer is no JSON; is this a Kvasir site?`);
+        throw new MarketAwayError(`${url}: the answer is not JSON; is this a Kvasir site?`);
     }
 }
 
@@ -230,4 +223,154 @@ function retryAfterS(response) {
 /** @param {readonly ExpertRange[]} ranges @returns {number[][]} */
 function segments(ranges) {
     return ranges.map(({ layer, start, stop }) => [layer, start, stop]);
+}
+
+const CROWDED = new Set(["the budget is full", "nothing that is wanted fits into the budget"]);
+
+/**
+ * A node's credentials. `expires`: when the token ends, as an ISO 8601 text; empty for never. `accountId` and
+ * `accountKey` are shown once, when the node is registered; the key only for a new account.
+ * @typedef {object} NodeCredentials
+ * @property {string} nodeId
+ * @property {string} token
+ * @property {string} expires
+ * @property {string} accountId
+ * @property {string} accountKey
+ */
+
+/**
+ * A range that the market leases to this worker.
+ * @typedef {object} Assigned
+ * @property {true} isAssigned
+ * @property {SiteModel} model
+ * @property {ExpertRange} range
+ * @property {number} nBytes
+ * @property {string} kernel
+ * @property {number} scarcity
+ * @property {number} rateMicrocredits of one row through one expert
+ * @property {string} relayUrl
+ * @property {string} leaseId
+ */
+
+/**
+ * No work now. `isCrowded`: there is work, but it does not fit the worker's budget.
+ * @typedef {object} NothingWanted
+ * @property {false} isAssigned
+ * @property {string} reason
+ * @property {string} detail
+ * @property {number} retryAfterS
+ * @property {boolean} isCrowded
+ */
+
+/**
+ * Read the answer to `volunteer`.
+ * @param {Record<string, unknown>} told
+ * @returns {Assigned | NothingWanted}
+ */
+export function readAssignment(told) {
+    if (!told.assigned) {
+        const retryAfterS = Math.min(Math.max(number(told.retry_after_s), 0.1), 3600);
+        const [reason, detail] = [text(told.reason), text(told.detail ?? "")];
+        return { isAssigned: false, reason, detail, retryAfterS, isCrowded: CROWDED.has(reason) };
+    }
+    const model = {
+        name: text(told.model),
+        fingerprint: text(told.fingerprint),
+        nLayer: integer(told.n_layer),
+        nExpert: integer(told.n_expert),
+    };
+    const [start, stop] = list(told.experts).map(integer);
+    return {
+        isAssigned: true,
+        model,
+        range: expertRange(integer(told.layer), start, stop),
+        nBytes: integer(told.bytes),
+        kernel: text(told.kernel),
+        scarcity: number(told.scarcity),
+        rateMicrocredits: integer(told.rate_microcredits_per_row),
+        relayUrl: text(told.relay_url),
+        leaseId: text(told.lease_id),
+    };
+}
+
+/**
+ * Read the answer to `demand`.
+ * @param {Record<string, unknown>} told
+ * @returns {import("./plan.js").Demand}
+ */
+export function readDemand(told) {
+    const models = list(told.models);
+    if (models.length !== 1) throw new TypeError(`1 model was expected, not ${models.length}`);
+    const found = record(models[0]);
+    return { fingerprint: text(found.fingerprint), runs: list(found.layers).flatMap(runsOf) };
+}
+
+/**
+ * Read the answer to `register`.
+ * @param {Record<string, unknown>} told
+ * @returns {NodeCredentials}
+ */
+export function readCredentials(told) {
+    return {
+        nodeId: text(told.node_id),
+        ...readToken(told),
+        accountId: text(told.account_id ?? ""),
+        accountKey: text(told.account_key ?? ""),
+    };
+}
+
+/**
+ * Read a token and its expiry.
+ * @param {Record<string, unknown>} told
+ * @returns {{token: string, expires: string}}
+ */
+export function readToken(told) {
+    return { token: text(told.token), expires: text(told.expires ?? "") };
+}
+
+/** Read the runs of one layer of a demand. @param {unknown} value @returns {import("./plan.js").DemandRun[]} */
+function runsOf(value) {
+    const layer = record(value);
+    return list(layer.segments).map((item) => {
+        const segment = record(item);
+        const [start, stop] = list(segment.experts).map(integer);
+        const range = expertRange(integer(layer.layer), start, stop);
+        return { range, replicas: integer(segment.replicas), target: integer(segment.target) };
+    });
+}
+
+/** @param {unknown} value @returns {Record<string, unknown>} */
+export function record(value) {
+    if (typeof value !== "object" || value === null || Array.isArray(value)) throw wrong("an object", value);
+    return /** @type {Record<string, unknown>} */ (value);
+}
+
+/** @param {unknown} value @returns {unknown[]} */
+export function list(value) {
+    if (!Array.isArray(value)) throw wrong("a list", value);
+    return value;
+}
+
+/** @param {unknown} value @returns {string} */
+export function text(value) {
+    if (typeof value !== "string") throw wrong("a text", value);
+    return value;
+}
+
+/** @param {unknown} value @returns {number} */
+export function number(value) {
+    if (typeof value !== "number" || !Number.isFinite(value)) throw wrong("a number", value);
+    return value;
+}
+
+/** @param {unknown} value @returns {number} */
+export function integer(value) {
+    if (typeof value !== "number" || !Number.isSafeInteger(value)) throw wrong("a whole number", value);
+    return value;
+}
+
+/** @param {string} wanted @param {unknown} value @returns {TypeError} */
+function wrong(wanted, value) {
+    const shown = value === null ? "null" : Array.isArray(value) ? "a list" : typeof value;
+    return new TypeError(`${wanted} was expected, not ${shown}`);
 }

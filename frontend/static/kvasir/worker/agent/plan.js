@@ -1,41 +1,36 @@
 /**
- * What a worker does next: one pure function from what it knows to one action, or to none. Twin of
- * kvasir/worker/agent/plan.py, on the same golden cases. The agent asks nextAction(state, nowS) after everything that happens
- * and does what it is told; waitS(state, nowS) says how long nothing will be due. It does nothing itself.
+ * A worker's decisions: a pure function from its state to the next action, or to none. The golden cases are those of
+ * the Python plan. After every event the agent performs nextAction(state, nowS); waitS(state, nowS) is the time until
+ * something is due.
  */
 
-import { areSameRanges, includesRange, isSameRange, mergeRanges } from "../../slicing/expert_ranges.js";
-import { hasGapBeside, surplus } from "./demand.js";
-import { Do } from "./plan_actions.js";
+import {
+    areSameRanges,
+    includesRange,
+    isSameRange,
+    mergeRanges,
+    nExperts,
+    nShared,
+} from "../../slicing/expert_ranges.js";
 import { fetchedRanges, promisedPieces } from "./plan_state.js";
 
-/** @typedef {import("./plan_actions.js").Action} Action */
-/** @typedef {Readonly<import("./plan_state.js").WorkerState>} WorkerState */
 /** @typedef {import("../../slicing/expert_ranges.js").ExpertRange} ExpertRange */
+/** @typedef {import("./plan_state.js").Ranges} Ranges */
+/** @typedef {import("./plan_state.js").Piece} Piece */
 
-/** Promises that are not fetched yet; the market allows 64. */
+/** @typedef {Readonly<import("./plan_state.js").WorkerState>} WorkerState */
+
+/** Leased pieces that are not fetched yet; the market allows 64. */
 const PROMISES_MOST = 8;
-/** Seconds without the relay before heartbeats stop stating what nobody can reach. */
+/** Seconds without the relay until heartbeats stop stating ranges that backbones cannot reach. */
 const GRACE_S = 15;
 const LONGEST_WAIT_S = 60;
 
 /** @type {readonly ((state: WorkerState, nowS: number) => Action | null)[]} */
-const RULES = [
-    leave,
-    register,
-    rotate,
-    serve,
-    beat,
-    fetchNext,
-    volunteer,
-    concludeMove,
-    beginMove,
-    planMove,
-    look,
-];
+const RULES = [leave, register, rotate, serve, beat, fetchNext, volunteer, concludeMove, beginMove, planMove, look];
 
 /**
- * What to do at this moment, or null: then ask again after `waitS`, or as soon as something has changed.
+ * Return the action that is due, or null: then ask again after `waitS`, or when something has changed.
  * @param {WorkerState} state
  * @param {number} nowS
  * @returns {Action | null}
@@ -49,7 +44,7 @@ export function nextAction(state, nowS) {
 }
 
 /**
- * Seconds for which nothing becomes due by itself; at most LONGEST_WAIT_S.
+ * Return the seconds until something may become due; at most LONGEST_WAIT_S.
  * @param {WorkerState} state
  * @param {number} nowS
  * @returns {number}
@@ -61,7 +56,7 @@ export function waitS(state, nowS) {
 }
 
 /**
- * What a heartbeat states now: what backbones can reach, less what is about to be given up.
+ * Return the ranges to state in a heartbeat: those that backbones can reach, without those about to be dropped.
  * @param {WorkerState} state
  * @param {number} nowS
  * @returns {readonly ExpertRange[]}
@@ -74,7 +69,7 @@ export function toState(state, nowS) {
 }
 
 /**
- * Whether all that is held is served and stated, and the market had nothing more for this worker.
+ * Return whether everything held is served and stated, and the market has nothing more for this worker.
  * @param {WorkerState} state
  * @param {number} nowS
  * @returns {boolean}
@@ -100,7 +95,7 @@ function register(state, nowS) {
 }
 
 /**
- * Not during a download: that one has the old token.
+ * Not during a download, which uses the old token.
  * @param {WorkerState} state @param {number} nowS @returns {Action | null}
  */
 function rotate(state, nowS) {
@@ -109,7 +104,7 @@ function rotate(state, nowS) {
 }
 
 /**
- * What is fetched is served at once, unless more is coming: each change opens a connection anew.
+ * Serve fetched pieces at once, unless more are coming: each change opens new connections.
  * @param {WorkerState} state @param {number} nowS @returns {Action | null}
  */
 function serve(state, nowS) {
@@ -147,12 +142,11 @@ function volunteer(state, nowS) {
 /** @param {WorkerState} state @param {number} nowS @returns {boolean} */
 function mayVolunteer(state, nowS) {
     const isTime = nowS >= Math.max(state.times.volunteerS, state.times.siteS);
-    const isMoving = state.move !== null && state.move.isWithdrawn;
-    return state.nodeId !== "" && isTime && !isMoving && promisedPieces(state).length < PROMISES_MOST;
+    return state.nodeId !== "" && isTime && !state.move?.isWithdrawn && promisedPieces(state).length < PROMISES_MOST;
 }
 
 /**
- * The piece was withdrawn: with the market's own count without it, it goes or stays.
+ * Drop or keep a withdrawn piece, by the market's count without it.
  * @param {WorkerState} state @param {number} nowS @returns {Action | null}
  */
 function concludeMove(state, nowS) {
@@ -163,7 +157,7 @@ function concludeMove(state, nowS) {
 }
 
 /**
- * The chosen moment has come: what was so when it was chosen must be so still.
+ * Withdraw a piece at the chosen time if its reasons still hold.
  * @param {WorkerState} state @param {number} nowS @returns {Action | null}
  */
 function beginMove(state, nowS) {
@@ -179,12 +173,12 @@ function planMove(state, nowS) {
     if (state.move !== null || demand === null || nowS >= state.times.lookS) return null;
     const found = state.served.filter((range) => isSuperfluous(state, demand, range));
     if (found.length === 0) return null;
-    // the one that is held most often, the first among equals
+    // the one with most replicas; of equals the first
     return Do.planMove(found.reduce((best, range) => (surplus(demand, range) > surplus(demand, best) ? range : best)));
 }
 
 /**
- * The demand matters only to a worker that has no room for what is wanted.
+ * Read the demand only while the worker has no room for the work there is.
  * @param {WorkerState} state @param {number} nowS @returns {Action | null}
  */
 function look(state, nowS) {
@@ -193,9 +187,9 @@ function look(state, nowS) {
 }
 
 /**
- * Whether others hold enough of a served piece, while something that this worker does not hold is lacking.
+ * Return whether others hold enough of a served piece while experts that this worker does not hold are lacking.
  * @param {WorkerState} state
- * @param {import("./demand.js").Demand} demand
+ * @param {import("./plan.js").Demand} demand
  * @param {ExpertRange} range
  * @returns {boolean}
  */
@@ -204,3 +198,100 @@ function isSuperfluous(state, demand, range) {
     const isServed = includesRange(state.served, range);
     return state.isCrowded && isServed && surplus(demand, range) >= 1 && hasGapBeside(demand, held);
 }
+
+/**
+ * An action. The agent performs it. Leave: say goodbye, answer the requests in flight, end. Register: register a node
+ * at the site. Rotate: exchange the token before it expires. Serve: serve exactly these pieces at the relay. Beat: send
+ * a heartbeat that states these merged ranges and renews these leases. Fetch: get a piece, from storage or from the
+ * site. Volunteer: ask for work; `ranges` are those held or leased already. Look: read the demand. PlanMove: choose a
+ * random time after which this piece may be dropped. Withdraw: stop stating the piece, and read the demand without it;
+ * it is still served. Stay: keep the piece after all. Drop: delete it.
+ *
+ * @typedef {{action: "Leave", reason: string}
+ *   | {action: "Register"}
+ *   | {action: "Rotate"}
+ *   | {action: "Serve", ranges: Ranges}
+ *   | {action: "Beat", ranges: Ranges, leases: readonly string[]}
+ *   | {action: "Fetch", piece: Readonly<Piece>}
+ *   | {action: "Volunteer", roomBytes: number, ranges: Ranges}
+ *   | {action: "Look"}
+ *   | {action: "PlanMove", range: ExpertRange}
+ *   | {action: "Withdraw", range: ExpertRange}
+ *   | {action: "Stay", range: ExpertRange}
+ *   | {action: "Drop", range: ExpertRange}} Action
+ */
+
+export const Do = Object.freeze({
+    /** @param {string} reason @returns {Action} */
+    leave: (reason) => ({ action: "Leave", reason }),
+    /** @returns {Action} */
+    register: () => ({ action: "Register" }),
+    /** @returns {Action} */
+    rotate: () => ({ action: "Rotate" }),
+    /** @param {Ranges} ranges @returns {Action} */
+    serve: (ranges) => ({ action: "Serve", ranges }),
+    /** @param {Ranges} ranges @param {readonly string[]} leases @returns {Action} */
+    beat: (ranges, leases) => ({ action: "Beat", ranges, leases }),
+    /** @param {Readonly<Piece>} piece @returns {Action} */
+    fetch: (piece) => ({ action: "Fetch", piece }),
+    /** @param {number} roomBytes @param {Ranges} ranges @returns {Action} */
+    volunteer: (roomBytes, ranges) => ({ action: "Volunteer", roomBytes, ranges }),
+    /** @returns {Action} */
+    look: () => ({ action: "Look" }),
+    /** @param {ExpertRange} range @returns {Action} */
+    planMove: (range) => ({ action: "PlanMove", range }),
+    /** @param {ExpertRange} range @returns {Action} */
+    withdraw: (range) => ({ action: "Withdraw", range }),
+    /** @param {ExpertRange} range @returns {Action} */
+    stay: (range) => ({ action: "Stay", range }),
+    /** @param {ExpertRange} range @returns {Action} */
+    drop: (range) => ({ action: "Drop", range }),
+});
+
+/**
+ * Experts of one layer with the same replicas and the same target.
+ * @typedef {{readonly range: ExpertRange, readonly replicas: number, readonly target: number}} DemandRun
+ */
+
+/**
+ * All runs of one model. Replicas are those of live workers, including the one that asks.
+ * @typedef {{readonly fingerprint: string, readonly runs: readonly DemandRun[]}} Demand
+ */
+
+/**
+ * Return the replicas of the range's scarcest expert beyond its target; below 0 if there are too few, or if an expert
+ * is unknown.
+ * @param {Demand} demand
+ * @param {ExpertRange} range
+ * @returns {number}
+ */
+export function surplus(demand, range) {
+    let covered = 0;
+    let least = Infinity;
+    for (const run of demand.runs) {
+        const shared = nShared(run.range, range);
+        if (shared > 0) {
+            least = Math.min(least, run.replicas - run.target);
+            covered += shared;
+        }
+    }
+    return covered === nExperts(range) ? least : -1;
+}
+
+/**
+ * Return whether experts outside `held` have fewer replicas than their target.
+ * @param {Demand} demand
+ * @param {readonly ExpertRange[]} held ranges that neither overlap nor repeat
+ * @returns {boolean}
+ */
+export function hasGapBeside(demand, held) {
+    return demand.runs.some((run) => {
+        if (run.replicas >= run.target) return false;
+        const n = held.reduce((sum, range) => sum + nShared(run.range, range), 0);
+        return n < nExperts(run.range);
+    });
+}
+
+/** Return whether a stop has to wait for this action: interrupted, it would lose the token that the site sends.
+ *  @param {Action} action */
+export const mustFinish = ({ action }) => action === "Register" || action === "Rotate";

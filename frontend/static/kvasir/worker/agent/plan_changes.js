@@ -1,13 +1,11 @@
 /**
- * What a worker knows after something has happened: pure steps from one WorkerState to the next. Twin of
- * kvasir/worker/agent/plan_changes.py. The agent applies them with what it was answered; plan.js decides from the result.
- * Moments are seconds of the plan's clock.
+ * How events change a worker's state: pure functions from one WorkerState to the next. The agent applies them to the
+ * answers it receives; plan.js decides from the result. Times are seconds of the plan's clock.
  */
 
-import { areSameRanges, includesRange, isSameRange, nShared } from "../../slicing/expert_ranges.js";
 import { reconnectDelayS } from "../../edge/reconnect.js";
-import { Outcome } from "./fetch_outcome.js";
-import { makePiece } from "./plan_state.js";
+import { areSameRanges, includesRange, isSameRange, nShared } from "../../slicing/expert_ranges.js";
+import { makePiece, Outcome } from "./plan_state.js";
 
 /** @typedef {Readonly<import("./plan_state.js").WorkerState>} WorkerState */
 /** @typedef {import("./plan_state.js").Ranges} Ranges */
@@ -15,7 +13,7 @@ import { makePiece } from "./plan_state.js";
 /** @typedef {import("./market_client.js").Assigned} Assigned */
 /** @typedef {import("./market_client.js").NothingWanted} NothingWanted */
 
-/** Of a range that is fetched, while others are on their way. */
+/** How long a fetched range may wait for others that are being fetched. */
 const SERVE_WITHIN_S = 30;
 const BEATS_PER_LEASE = 3;
 /** Of that, at random. */
@@ -36,7 +34,7 @@ export function replaced(state, changes) {
 }
 
 /**
- * With other moments in `times`.
+ * Return the state with other `times`.
  * @param {WorkerState} state
  * @param {Partial<import("./plan_state.js").NotBefore>} moments
  * @returns {WorkerState}
@@ -46,7 +44,7 @@ export function notBefore(state, moments) {
 }
 
 /**
- * With one more piece to fetch. An offer of what is held already is passed over for a while.
+ * Return the state with one more piece to fetch. An offer of experts that are held already delays the next request.
  * @param {WorkerState} state
  * @param {Assigned} answer
  * @param {number} nowS
@@ -61,7 +59,7 @@ export function promised(state, answer, nowS) {
 }
 
 /**
- * Waiting as long as the market said.
+ * Return the state that waits as long as the market asked.
  * @param {WorkerState} state
  * @param {NothingWanted} answer
  * @param {number} nowS
@@ -73,9 +71,9 @@ export function notWanted(state, answer, nowS) {
 }
 
 /**
- * After a download that ended well or not; `jitter` is random in [0, 1).
+ * Return the state after a download, successful or not; `jitter` is random in [0, 1).
  * @param {WorkerState} state
- * @param {import("./fetch_outcome.js").Fetched} done
+ * @param {import("./plan_state.js").Fetched} done
  * @param {number} nowS
  * @param {number} jitter
  * @returns {WorkerState}
@@ -97,7 +95,7 @@ export function fetched(state, done, nowS, jitter) {
 }
 
 /**
- * With exactly these pieces at the relay.
+ * Return the state that serves exactly these pieces.
  * @param {WorkerState} state
  * @param {Ranges} ranges
  * @returns {WorkerState}
@@ -107,7 +105,7 @@ export function served(state, ranges) {
 }
 
 /**
- * After a heartbeat with these ranges was accepted: promises that it states are kept.
+ * Return the state after a heartbeat with these ranges was accepted: the leases that it states are fulfilled.
  * @param {WorkerState} state
  * @param {Ranges} ranges
  * @param {number} leaseS
@@ -127,9 +125,9 @@ export function beaten(state, ranges, leaseS, nowS, jitter) {
 }
 
 /**
- * With a demand that was read just now.
+ * Return the state with a demand that was just read.
  * @param {WorkerState} state
- * @param {import("./demand.js").Demand} demand
+ * @param {import("./plan.js").Demand} demand
  * @param {number} nowS
  * @param {number} everyS
  * @returns {WorkerState}
@@ -139,7 +137,7 @@ export function looked(state, demand, nowS, everyS) {
 }
 
 /**
- * With a piece that may be given up at that moment.
+ * Return the state with a piece that may be dropped at that time.
  * @param {WorkerState} state
  * @param {ExpertRange} range
  * @param {number} atS
@@ -150,7 +148,7 @@ export function moving(state, range, atS) {
 }
 
 /**
- * With a piece that heartbeats do not state any more.
+ * Return the state with a piece that heartbeats no longer state.
  * @param {WorkerState} state
  * @param {ExpertRange} range
  * @param {number} nowS
@@ -161,7 +159,7 @@ export function withdrawn(state, range, nowS) {
 }
 
 /**
- * With no piece to be given up; the demand is read anew before that is thought of again.
+ * Return the state without a move; the demand must be read again before the next one.
  * @param {WorkerState} state
  * @returns {WorkerState}
  */
@@ -170,7 +168,7 @@ export function stayed(state) {
 }
 
 /**
- * Without a piece; other work is asked for at once.
+ * Return the state without a piece; other work is due at once.
  * @param {WorkerState} state
  * @param {ExpertRange} range
  * @param {number} nowS
@@ -182,7 +180,7 @@ export function dropped(state, range, nowS) {
 }
 
 /**
- * The site has another model: nothing that is held counts any more.
+ * Return the state after the site changed its model: without pieces.
  * @param {WorkerState} state
  * @returns {WorkerState}
  */
@@ -192,7 +190,7 @@ export function forgotten(state) {
 }
 
 /**
- * After the relay was reached, or lost.
+ * Return the state after the relay was joined or lost.
  * @param {WorkerState} state
  * @param {boolean} isJoined
  * @param {number} nowS

@@ -1,14 +1,14 @@
 /**
- * What a worker knows: the one value that plan.js decides from and plan_changes.js goes on from. Twin of
- * kvasir/worker/agent/plan_state.py. Values are never changed, only replaced; moments are seconds of one clock that never
- * goes back.
+ * A worker's state: plan.js decides from it, plan_changes.js returns the next one. Values are immutable. Times are
+ * seconds of one monotonic clock.
  */
 
 import { compareRanges } from "../../slicing/expert_ranges.js";
 
 /** @typedef {import("../../slicing/expert_ranges.js").ExpertRange} ExpertRange */
+/** @typedef {import("./plan.js").Demand} Demand */
+
 /** @typedef {readonly ExpertRange[]} Ranges */
-/** @typedef {import("./demand.js").Demand} Demand */
 
 /**
  * The model that the worker holds experts of.
@@ -16,7 +16,7 @@ import { compareRanges } from "../../slicing/expert_ranges.js";
  */
 
 /**
- * A range that was promised as one, and is fetched, served and dropped as one. `leaseId`: until it is served.
+ * A leased range; it is fetched, served and dropped as a whole. `leaseId`: until it is served.
  * @typedef {object} Piece
  * @property {ExpertRange} range
  * @property {number} nBytes
@@ -26,13 +26,13 @@ import { compareRanges } from "../../slicing/expert_ranges.js";
  */
 
 /**
- * A piece that others hold often enough: given up after `atS`, if that is still so. Once it is withdrawn, heartbeats
- * do not state it any more, though it is still served.
+ * A piece with enough other replicas, to be dropped after `atS` if that still holds. Once it is withdrawn, heartbeats
+ * no longer state it, but it is still served.
  * @typedef {{readonly range: ExpertRange, readonly atS: number, readonly isWithdrawn: boolean}} Move
  */
 
 /**
- * The moments before which something is not tried (again). `siteS`: anything that asks the site.
+ * Times before which something is not tried (again). `siteS`: any request to the site.
  * @typedef {object} NotBefore
  * @property {number} siteS
  * @property {number} heartbeatS
@@ -44,20 +44,20 @@ import { compareRanges } from "../../slicing/expert_ranges.js";
  */
 
 /**
- * All that a decision depends on.
+ * Everything that a decision depends on.
  * @typedef {object} WorkerState
- * @property {number} roomBytes for experts, all together
+ * @property {number} roomBytes for all experts
  * @property {string} nodeId
  * @property {SiteModel | null} model
  * @property {readonly Readonly<Piece>[]} pieces
  * @property {boolean} isFetching
- * @property {Ranges} served pieces that are at the relay, ascending
+ * @property {Ranges} served pieces served at the relay, ascending
  * @property {boolean} isJoined
- * @property {number} lostS when the relay was lost last
- * @property {number} serveByS the first piece that waits for others waits until then
- * @property {Ranges} stated by the last heartbeat that was accepted
- * @property {boolean} isCrowded the market has work, but there is no room for it
- * @property {Demand | null} demand none that is older than what was stated last
+ * @property {number} lostS when the relay was last lost
+ * @property {number} serveByS how long fetched pieces wait for others
+ * @property {Ranges} stated by the last accepted heartbeat
+ * @property {boolean} isCrowded the market has work that does not fit
+ * @property {Demand | null} demand never older than the last change of `stated`
  * @property {number} demandS
  * @property {Move | null} move
  * @property {string} stopReason
@@ -96,7 +96,7 @@ const STRANGER = Object.freeze({
 });
 
 /**
- * The state of a worker that knows no more than `known`: at least its room.
+ * Return a new worker's state with the values of `known`; `roomBytes` is required.
  * @param {Partial<WorkerState> & {roomBytes: number}} known
  * @returns {Readonly<WorkerState>}
  */
@@ -105,7 +105,7 @@ export function workerState(known) {
 }
 
 /**
- * A piece; it is a promise until it is fetched.
+ * Return a piece, by default one that is not fetched yet.
  * @param {ExpertRange} range
  * @param {number} nBytes
  * @param {Partial<Piece>} [known]
@@ -116,7 +116,7 @@ export function makePiece(range, nBytes, known = {}) {
 }
 
 /**
- * Pieces that are stored and verified, ascending.
+ * Return the pieces that are stored and verified, ascending.
  * @param {Readonly<WorkerState>} state
  * @returns {Ranges}
  */
@@ -128,10 +128,31 @@ export function fetchedRanges(state) {
 }
 
 /**
- * Pieces that are still to be fetched.
+ * Return the pieces that are still to be fetched.
  * @param {Readonly<WorkerState>} state
  * @returns {readonly Readonly<Piece>[]}
  */
 export function promisedPieces(state) {
     return state.pieces.filter((piece) => !piece.isFetched);
 }
+
+/** The outcome of a fetch; the values are those of the Python plan. */
+export const Outcome = Object.freeze({
+    FETCHED: "fetched",
+    /** Later. */
+    AGAIN: "again",
+    /** The piece is dropped. */
+    HOPELESS: "hopeless",
+    /** The piece is dropped, and no other is requested until something has changed. */
+    NO_ROOM: "no room",
+});
+
+/** @typedef {(typeof Outcome)[keyof typeof Outcome]} FetchOutcome */
+
+/**
+ * A fetch that has ended. `problem` is text for people.
+ * @typedef {object} Fetched
+ * @property {Readonly<import("./plan_state.js").Piece>} piece
+ * @property {FetchOutcome} outcome
+ * @property {string} problem
+ */

@@ -1,6 +1,6 @@
 /**
- * What this node has earned, as its own page shows it: read from GET /api/rewards with the node's token.
- * `tab_worker.js` asks from time to time. Every number is the site's; pending work alone is reckoned here.
+ * This node's rewards for its page: read from GET /api/rewards with the node's token. `tab_worker.js` calls it from
+ * time to time. All numbers are the site's; only pending work is computed here.
  */
 
 /** @import { RewardFacts } from "../tab/messages.js" */
@@ -8,7 +8,7 @@
 const DEADLINE_MS = 20_000;
 
 /**
- * The site's answer, or null when it does not answer now.
+ * Return the site's answer, or null if there is none now.
  * @param {string} siteUrl
  * @param {string} bearer a node's token or an account's key
  * @param {typeof globalThis.fetch} [fetch]
@@ -24,7 +24,7 @@ export async function readRewards(siteUrl, bearer, fetch = globalThis.fetch) {
         });
         return { status: response.status, answer: await response.json() };
     } catch {
-        return null; // shown figures say how old they are
+        return null; // the page shows the age of its figures
     }
 }
 

@@ -1,7 +1,7 @@
 /**
- * What a contributing tab keeps over reloads: who it is, what it holds, what the visitor agreed to. Twin of
- * kvasir/worker/agent/state.py. `agent.js` and `tab_worker.js` load it at the start and save it after every change.
- * The node's token and the account's key lie here and are part of no published state.
+ * A contributing tab's state that survives reloads: identity, holdings, the visitor's consent and settings.
+ * `tab_worker.js` loads it at the start; it is saved after every change. The node's token and the account's key are
+ * kept here and never published.
  */
 
 import { makePiece } from "./plan_state.js";
@@ -10,12 +10,12 @@ import { makePiece } from "./plan_state.js";
 /** @import { RecordStore } from "../tab/record_store.js" */
 
 /**
- * @typedef {object} Identity  Moments are Unix seconds; 0: never.
+ * @typedef {object} Identity Times are Unix seconds; 0: never.
  * @property {string} nodeId
  * @property {string} token
  * @property {string} accountId
- * @property {string} accountKey  what a visitor writes down to keep what the node earns
- * @property {number} sinceS  of the token
+ * @property {string} accountKey the key that a visitor writes down to keep the node's rewards
+ * @property {number} sinceS when the token was issued
  * @property {number} expiresS
  */
 
@@ -64,7 +64,7 @@ export class AgentMemory {
     }
 
     /**
-     * Read everything. What another version wrote is passed over: the tab then begins anew.
+     * Read everything. Records of another version are ignored: the tab then starts from nothing.
      * @param {RecordStore} records
      */
     static async load(records) {
@@ -78,7 +78,7 @@ export class AgentMemory {
         return memory;
     }
 
-    /** Durable once it resolves. @param {Partial<Identity>} changes */
+    /** Change and store the identity; durable once it resolves. @param {Partial<Identity>} changes */
     async saveIdentity(changes) {
         this.identity = { ...this.identity, ...changes };
         await this.save();
@@ -96,7 +96,7 @@ export class AgentMemory {
         await this.save();
     }
 
-    /** Writes follow each other, so that the last one wins. */
+    /** Writes run one after another, so that the last one wins. */
     async save() {
         const write = async () => {
             const { identity, holding, settings, totalRowExperts } = this;
@@ -107,7 +107,7 @@ export class AgentMemory {
         await mine;
     }
 
-    /** Delete everything: the next start is a stranger's. */
+    /** Delete everything, the identity included. */
     async forget() {
         await this.writing;
         await this.records.clear();
@@ -117,7 +117,7 @@ export class AgentMemory {
 }
 
 /**
- * The pieces that a budget has room for, first come, first kept; all of them are to be looked at again.
+ * Return the first pieces that fit a budget, all to be verified again.
  * @param {readonly Readonly<Piece>[]} pieces @param {number} roomBytes @returns {Readonly<Piece>[]}
  */
 export function piecesWithin(pieces, roomBytes) {
@@ -132,7 +132,7 @@ export function piecesWithin(pieces, roomBytes) {
 }
 
 /**
- * Seconds from Unix time `nowS` until the token should be exchanged; Infinity when it never ends.
+ * Return the seconds from Unix time `nowS` until the token should be exchanged; Infinity if it never expires.
  * @param {Readonly<Identity>} identity
  * @param {number} nowS
  */

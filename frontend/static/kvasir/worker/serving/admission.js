@@ -1,12 +1,11 @@
 /**
- * Who may use a worker, and which requests it takes: pure checks of frames against what the worker holds. Twin of
- * kvasir/worker/serving/admission.py. connection.js asks before anything is queued; values inside rows are left to the kernel.
+ * Which backbones and requests a worker accepts: pure checks of frames against its holdings. connection.js calls them
+ * before anything is queued. The kernel checks the values inside rows.
  */
 
+import { messageOf } from "../../errors.js";
 import { checkSumRequest } from "../../kernels/sums.js";
-import { messageOf } from "../../wire/errors.js";
-import { clipped } from "../../wire/texts.js";
-import { FaultCode, RefuseCode, Role, fault, refuse } from "../../wire/frames.js";
+import { clipped, FaultCode, fault, RefuseCode, Role, refuse } from "../../wire/frames.js";
 import { WireType, wireTypeName } from "../../wire/header.js";
 import { answerBytes } from "../../wire/split.js";
 
@@ -15,7 +14,7 @@ import { answerBytes } from "../../wire/split.js";
 /** @typedef {import("./compute.js").Holdings} Holdings */
 
 /**
- * Why this hello is refused, naming what disagrees and both values; null when it is welcome.
+ * Return the refusal of a hello, which names the part that differs and both values, or null to accept it.
  * @param {import("../../wire/frames.js").Hello} hello
  * @param {Holdings} holdings
  * @returns {import("../../wire/frames.js").Refuse | null}
@@ -39,7 +38,7 @@ export function helloRefusal(hello, holdings) {
 }
 
 /**
- * Why this dispatch is not computed, or null. `peer` is what the backbone accepts.
+ * Return the fault for a dispatch that cannot be computed, or null. `peer` are the backbone's limits.
  * @param {Dispatch} dispatch
  * @param {Holdings} holdings
  * @param {Readonly<import("../../wire/header.js").Limits>} peer
@@ -68,7 +67,7 @@ export function dispatchFault(dispatch, holdings, peer) {
 /** @param {Dispatch} dispatch @param {Readonly<import("../../wire/header.js").Limits>} peer @returns {string | null} */
 function tooLarge(dispatch, peer) {
     const [nPairs, nBytes] = [dispatch.pairIds.length, answerBytes(dispatch)];
-    const nRows = dispatch.sums === null ? 0 : dispatch.nRows; // outputs are counted as pairs
+    const nRows = dispatch.sums === null ? 0 : dispatch.nRows; // without sums, outputs are counted as pairs
     if (nBytes <= peer.maxPayloadBytes && nPairs <= peer.maxPairs && nRows <= peer.maxRows) return null;
     return (
         `the answer would have ${nPairs} pairs and ${nRows} rows of sums in ${nBytes} bytes; ` +
@@ -76,7 +75,7 @@ function tooLarge(dispatch, peer) {
     );
 }
 
-/** @param {Dispatch} dispatch @returns {string | null} why nobody could answer it with the sums that it asks for */
+/** @param {Dispatch} dispatch @returns {string | null} why its order of sums is invalid, or null */
 function badOrder({ sums, pairRows, nRows }) {
     if (sums === null) return null;
     try {

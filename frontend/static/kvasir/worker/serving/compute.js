@@ -1,17 +1,15 @@
 /**
- * The queue between connections and the kernel. Twin of kvasir/worker/serving/compute.py: backbones take turns, and waiting
- * jobs of the same layer are computed together, because reading an expert's weights once for many rows is cheaper, and
- * a kernel's result for a pair does not depend on its company. Two batches are in flight, so that a GPU never waits for
- * this thread. join.js makes one for its holdings.
+ * The queue between connections and the kernel. Backbones take turns. Waiting jobs of the same layer are computed
+ * together: it is cheaper to read an expert's weights once for many rows, and a kernel's result for a pair does not
+ * depend on other pairs. Two batches are in flight, so that a GPU never waits for this thread. join.js makes one for
+ * its holdings.
  */
 
-import { KernelError, KernelLostError, KernelMemoryError } from "../../kernels/errors.js";
+import { KernelError, KernelLostError, KernelMemoryError, messageOf } from "../../errors.js";
 import { sumOutputs } from "../../kernels/sums.js";
-import { messageOf } from "../../wire/errors.js";
-import { f16Reply } from "../../wire/half_floats.js";
-import { clipped } from "../../wire/texts.js";
 import { join } from "../../wire/codec.js";
-import { FaultCode, fault, result, sumResult } from "../../wire/frames.js";
+import { clipped, FaultCode, fault, result, sumResult } from "../../wire/frames.js";
+import { f16Reply } from "../../wire/half_floats.js";
 import { Kind } from "../../wire/header.js";
 import { resultBytes } from "../../wire/split.js";
 
@@ -27,7 +25,7 @@ import { resultBytes } from "../../wire/split.js";
  */
 
 /**
- * What this worker can compute: what is used of the `Holdings` of holdings.js. Never changed.
+ * What this worker can compute: the part of `Holdings` that is used here. Immutable.
  * @typedef {object} Holdings
  * @property {string} modelFingerprint 64 hex digits
  * @property {number} dModel
@@ -37,7 +35,7 @@ import { resultBytes } from "../../wire/split.js";
  */
 
 /**
- * One dispatch that was checked, who asked for it, and whom to tell.
+ * A checked dispatch, its client, and the function that takes its answer.
  * @typedef {object} Job
  * @property {object} client
  * @property {Dispatch} dispatch
@@ -50,7 +48,7 @@ import { resultBytes } from "../../wire/split.js";
  * @typedef {{layer: number, nJobs: number, nPairs: number, seconds: number}} Computed
  */
 
-/** Of outputs computed together, unless one job alone has more. */
+/** Of outputs computed together, unless a single job has more. */
 const MAX_BATCH_BYTES = 44 * 1024 * 1024;
 const BATCHES_IN_FLIGHT = 2;
 
@@ -59,7 +57,7 @@ export class ComputeQueue {
     #holdings;
     #maxBatchBytes;
     #onComputed;
-    /** @type {Map<object, Job[]>} the next client to serve stands first */
+    /** @type {Map<object, Job[]>} the next client to serve comes first */
     #waiting = new Map();
     #nInFlight = 0;
     #isStopped = false;
@@ -74,21 +72,21 @@ export class ComputeQueue {
         this.#onComputed = onComputed;
     }
 
-    /** Compute nothing more; what is being computed is not answered. */
+    /** Compute nothing more; batches in flight are not answered. */
     stop() {
         this.#isStopped = true;
         this.#waiting.clear();
     }
 
-    /** @param {Job} job its connection bounds how many it may have waiting */
+    /** @param {Job} job its connection bounds the number that may wait */
     submit(job) {
         const jobs = this.#waiting.get(job.client);
         if (jobs === undefined) this.#waiting.set(job.client, [job]);
         else jobs.push(job);
-        queueMicrotask(() => this.#next()); // after all that arrived with it
+        queueMicrotask(() => this.#next()); // after everything that arrived with it
     }
 
-    /** @param {object} client what it had waiting is dropped */
+    /** @param {object} client its waiting jobs are dropped */
     forget(client) {
         this.#waiting.delete(client);
     }
@@ -108,7 +106,7 @@ export class ComputeQueue {
         if (this.#isStopped) return;
         this.#next(); // first: the kernel computes on while the answers are encoded and sent
         this.#tell(answers, (performance.now() - began) / 1000);
-        batch.forEach((job, i) => job.answer(answers[i]));
+        for (const [i, job] of batch.entries()) job.answer(answers[i]);
     }
 
     /** @param {readonly (Result | SumResult | Fault)[]} answers of one layer @param {number} seconds */
@@ -119,7 +117,7 @@ export class ComputeQueue {
         this.#onComputed({ layer: results[0].layer, nJobs: results.length, nPairs, seconds });
     }
 
-    /** @returns {Job[]} the oldest job of the client whose turn it is, and what fits beside it of the same layer */
+    /** @returns {Job[]} the oldest job of the next client, and the jobs of the same layer that fit beside it */
     #nextBatch() {
         const [client, jobs] = /** @type {[object, Job[]]} */ (this.#waiting.entries().next().value);
         const [first, ...rest] = jobs;
@@ -149,10 +147,10 @@ function outputBytes({ dispatch }) {
 }
 
 /**
- * The answers to jobs of one layer, in their order. Never rejects.
+ * Compute the answers to jobs of one layer, in their order. Never rejects.
  * @param {Holdings} holdings
  * @param {readonly Job[]} batch
- * @param {number} maxBytes of outputs at once, where a job asks for sums alone
+ * @param {number} maxBytes of outputs at once, for a single job that asks for sums
  * @returns {Promise<(Result | SumResult | Fault)[]>}
  */
 async function computeBatch(holdings, batch, maxBytes) {
@@ -161,7 +159,7 @@ async function computeBatch(holdings, batch, maxBytes) {
         try {
             return await answersTogether(holdings, dispatches);
         } catch {
-            // one of them is bad: each alone, so that only that one pays
+            // one of them is invalid: compute each alone, so that only that one fails
         }
     }
     const answers = [];
@@ -198,7 +196,7 @@ async function answersTogether(holdings, dispatches) {
  */
 async function answerAlone(holdings, dispatch, maxBytes) {
     try {
-        // rows of their own: a thread that is sent a view is sent all of the message around it
+        // copied rows: sending a view to a thread would send the whole message around it
         const asked = { ...dispatch, rows: dispatch.rows.slice() };
         if (dispatch.sums !== null) return sumResult(dispatch, await summed(holdings, asked, dispatch.sums, maxBytes));
         return answerOf(dispatch, await compute(holdings, asked));
@@ -212,8 +210,8 @@ async function answerAlone(holdings, dispatch, maxBytes) {
 }
 
 /**
- * The sums of a dispatch, over as many pairs at a time as `maxBytes` of outputs: a few rows with many pairs would need
- * far more memory than their answer. Integer sums associate, so the bits are the same.
+ * Compute the sums of a dispatch in parts of at most `maxBytes` of outputs: a few rows with many pairs would need far
+ * more memory than their answer. Integer sums associate, so the bits are the same.
  * @param {Holdings} holdings
  * @param {Dispatch} dispatch
  * @param {import("../../wire/frames.js").SumOrder} order
@@ -239,7 +237,7 @@ async function compute({ kernel, layers }, { layer, rows, nRows, dModel, pairRow
     const pairKeys = Array.from(pairIds, (id) => keys[id]);
     const outputs = await kernel.compute({ rows, nRows, dModel, pairRows, pairKeys });
     if (outputs.length !== pairIds.length * dModel) {
-        throw new Error(`the kernel gave ${outputs.length} values, ${pairIds.length * dModel} are needed`);
+        throw new Error(`the kernel returned ${outputs.length} values, ${pairIds.length * dModel} are needed`);
     }
     return outputs;
 }

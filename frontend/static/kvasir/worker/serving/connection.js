@@ -1,13 +1,12 @@
 /**
- * One backbone's connection as the worker sees it: handshake, checks, answers. Twin of kvasir/worker/serving/connection.py.
- * join.js makes one for each edge. Whatever the other side sends, it is answered or the connection is closed with a
- * reason; nothing that was not checked reaches the kernel, and nothing here disturbs another connection.
+ * The worker's side of one backbone's connection: handshake, checks, answers. join.js makes one for each edge.
+ * Everything that a backbone sends is answered, or ends the connection with a reason. Only checked requests reach the
+ * kernel, and connections do not affect each other.
  */
 
-import { WireVersionError } from "../../wire/errors.js";
-import { clipped } from "../../wire/texts.js";
-import { RefuseCode, goaway, pause, pong, refuse, welcome } from "../../wire/frames.js";
-import { Kind, PROTOCOL_LIMITS, WireType, kindName } from "../../wire/header.js";
+import { WireVersionError } from "../../errors.js";
+import { clipped, goaway, pause, pong, RefuseCode, refuse, welcome } from "../../wire/frames.js";
+import { Kind, kindName, PROTOCOL_LIMITS, WireType } from "../../wire/header.js";
 import { answerBytes } from "../../wire/split.js";
 import { dispatchFault, helloRefusal } from "./admission.js";
 
@@ -18,15 +17,15 @@ import { dispatchFault, helloRefusal } from "./admission.js";
 /** @typedef {import("./compute.js").Job} Job */
 
 /**
- * Who knows all connections.
+ * The owner of all connections.
  * @typedef {object} Registry
- * @property {() => Refuse | null} refusal why no further backbone is welcome, or null
- * @property {() => number} pauseMs for how long no new dispatches are wanted, 0 for no pause
+ * @property {() => Refuse | null} refusal why no further backbone is accepted, or null
+ * @property {() => number} pauseMs the length of the current pause, or 0
  * @property {(connection: Connection) => void} connectionChanged something was answered, sent or closed
  */
 
 /**
- * What every connection of a worker shares.
+ * What all connections of a worker share.
  * @typedef {object} Service
  * @property {import("./compute.js").Holdings} holdings
  * @property {import("./compute.js").ComputeQueue} queue
@@ -41,9 +40,9 @@ export class Connection {
     /** @type {Hello | null} */
     #hello = null;
     #owedBytes = 0;
-    /** @type {Dispatch[]} over the budget: not computed before answers went out */
+    /** @type {Dispatch[]} over the budget: computed only after answers were sent */
     #backlog = [];
-    /** @type {Job[]} parts of one dispatch, of which more are announced */
+    /** @type {Job[]} parts of one dispatch; more are announced */
     #together = [];
 
     /**
@@ -62,14 +61,14 @@ export class Connection {
         return this.#hello !== null;
     }
 
-    /** @returns {boolean} whether answers are outstanding or on their way out */
+    /** @returns {boolean} whether answers are due or not sent yet */
     get owes() {
         const isAnyOwed = this.#owedBytes > 0 || this.#backlog.length > 0 || this.link.queuedBytes > 0;
         return isAnyOwed && !this.link.isClosing;
     }
 
     /**
-     * Say why, as far as the other side still listens, and close.
+     * Send the reason if possible, and close.
      * @param {string} reason
      */
     end(reason) {
@@ -84,12 +83,12 @@ export class Connection {
         if (this.isWelcome) this.#send(goaway(clipped(reason)));
     }
 
-    /** @param {number} milliseconds in which no new dispatches are wanted; 0 ends a pause */
+    /** @param {number} milliseconds length of the pause; 0 ends it */
     sayPause(milliseconds) {
         if (this.isWelcome) this.#send(pause(milliseconds));
     }
 
-    // What the link calls
+    // Called by the link
 
     /** @param {Frame} frame */
     frameReceived(frame) {
@@ -101,7 +100,7 @@ export class Connection {
         }
     }
 
-    /** @param {import("../../wire/errors.js").WireError} error bytes that are no frame: answered with the reason */
+    /** @param {import("../../errors.js").WireError} error invalid bytes: answered with the reason */
     bytesRefused(error) {
         if (this.isWelcome) {
             this.end(error.message);
@@ -111,13 +110,13 @@ export class Connection {
         this.#refuse(refuse(code, clipped(error.message)));
     }
 
-    /** Go on with what had to wait until answers were sent. */
+    /** Continue with dispatches that waited for answers to be sent. */
     bytesWentOut() {
         if (!this.link.isClosing) this.#submitWhatFits();
         this.#registry.connectionChanged(this);
     }
 
-    /** Forget everything that this backbone had asked for. */
+    /** Drop this backbone's requests. */
     linkClosed() {
         this.#forgetWork();
         this.#registry.connectionChanged(this);
@@ -161,7 +160,7 @@ export class Connection {
         this.#submitWhatFits();
     }
 
-    /** Take over what the budget allows; the relay's credit bounds what is left. */
+    /** Submit what the budget allows; the relay's credit bounds the rest. */
     #submitWhatFits() {
         const most = this.#service.limits.maxInflightBytes;
         while (this.#backlog.length > 0) {
@@ -179,7 +178,7 @@ export class Connection {
         }
     }
 
-    /** Queue the jobs that were kept until their last part came. */
+    /** Queue the jobs that waited for their last part. */
     #submitTogether() {
         for (const job of this.#together) this.#service.queue.submit(job);
         this.#together = [];

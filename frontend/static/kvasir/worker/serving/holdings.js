@@ -1,11 +1,11 @@
 /**
- * What a tab holds: the experts of its verified slices, in the kernel. Twin of kvasir/worker/serving/holdings.py.
- * `agent/fetch.js` loads a slice as soon as it is verified, `agent.js` makes `Holdings` of those that are to be served;
- * connections check requests against them and the compute queue computes with them.
+ * A tab's holdings: the experts of its verified slices, in the kernel. `agent/fetch.js` loads a slice as soon as it is
+ * verified; `agent.js` makes `Holdings` of those to serve. Connections check requests against them, the compute queue
+ * computes with them.
  */
 
+import { KernelError } from "../../errors.js";
 import { mergeRanges, nExperts } from "../../slicing/expert_ranges.js";
-import { KernelError } from "../../kernels/errors.js";
 
 /** @import { ExpertKernel, ExpertWeights } from "../../kernels/kernel_types.js" */
 /** @import { ExpertRange } from "../agent/plan_state.js" */
@@ -18,13 +18,13 @@ import { KernelError } from "../../kernels/errors.js";
  *   kernel's name of each local id
  */
 
-/** The kernel's name of an expert. @param {{layer: number, expert: number}} place */
+/** Return the kernel's name of an expert. @param {{layer: number, expert: number}} place */
 export function expertKey({ layer, expert }) {
     return `${layer}/${expert}`;
 }
 
 /**
- * Put every expert of a slice into a kernel. Throws KernelMemoryError or KernelError, with none of them loaded then.
+ * Load every expert of a slice into a kernel. Throws KernelMemoryError or KernelError, and then loads none of them.
  * @param {ExpertKernel} kernel @param {SliceFolder} folder @param {HeldSlice} held
  */
 export async function loadSlice(kernel, folder, held) {
@@ -48,7 +48,7 @@ export async function loadSlice(kernel, folder, held) {
     }
 }
 
-/** Take every expert of a slice out of a kernel. @param {ExpertKernel} kernel @param {HeldSlice} held */
+/** Unload every expert of a slice. @param {ExpertKernel} kernel @param {HeldSlice} held */
 export function unloadSlice(kernel, held) {
     for (const place of held.facts.experts) kernel.unload(expertKey(place));
 }
@@ -74,7 +74,7 @@ export class Holdings {
         this.layers = loadedLayers(this.ranges, this.dModel);
     }
 
-    /** Experts over all layers. */
+    /** The number of experts in all layers. */
     get nExperts() {
         return this.ranges.reduce((sum, range) => sum + nExperts(range), 0);
     }

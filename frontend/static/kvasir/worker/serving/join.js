@@ -1,31 +1,29 @@
 /**
- * The worker's place at a relay: one connection, kept open, over which all of its backbones come. Twin of
- * kvasir/worker/serving/join.py. The agent makes one for its holdings, and another when it holds other ranges (the first then
- * says goodbye: see kvasir/worker/agent/edge.py).
+ * A worker at a relay: one connection, kept open, for all of its backbones. The agent makes one for its holdings, and
+ * another for other holdings; the first then says goodbye (agent/edge.js).
  *
  *   const worker = new RelayWorker({ relayUrl, token }, holdings, { onJoined, onLost, onComputed });
- *   const ended = worker.run();      resolves after stop(); dials again for ever before that
- *   worker.setPaused(true);         backbones, those that come later too, send no new work until setPaused(false)
- *   worker.dialNow();               does not wait for the next attempt
- *   worker.stop(reason);             goodbye to all, answers what is under way (10 s), closes
+ *   const ended = worker.run();      resolves after stop(); reconnects until then
+ *   worker.setPaused(true);         backbones, including new ones, send no work until setPaused(false)
+ *   worker.dialNow();               connects now instead of waiting
+ *   worker.stop(reason);             says goodbye, answers requests in flight (10 s), closes
  */
 
-import { EdgeError } from "../../wire/errors.js";
-import { REAL_OUTSIDE } from "../../wire/outside.js";
 import { failuresAfter, reconnectDelayS } from "../../edge/reconnect.js";
-import { RelaySocket } from "../../relay/socket.js";
-import { RefuseCode, Role, hello, refuse } from "../../wire/frames.js";
+import { EdgeError } from "../../errors.js";
+import { REAL_OUTSIDE, RelaySocket } from "../../relay/socket.js";
+import { hello, RefuseCode, Role, refuse } from "../../wire/frames.js";
 import { MAX_U32, makeLimits } from "../../wire/header.js";
 import { ComputeQueue } from "./compute.js";
 import { Connection } from "./connection.js";
 
 /** @typedef {import("./compute.js").Holdings} Holdings */
-/** @typedef {import("../../wire/outside.js").Outside} Outside */
+/** @typedef {import("../../relay/socket.js").Outside} Outside */
 
 const CONNECT_DEADLINE_S = 15;
 const STOP_S = 10; // from `stop` until what is in flight is answered
 const MIB = 1024 * 1024;
-/** As long as a pause can be on the wire, 49 days: until it is ended, or the worker leaves. */
+/** The longest pause on the wire, 49 days: until it is ended, or the worker leaves. */
 const UNTIL_RESUMED_MS = MAX_U32;
 
 /**
@@ -34,27 +32,27 @@ const UNTIL_RESUMED_MS = MAX_U32;
  * @property {string} token of this node, with the scope of a worker
  * @property {string} [name] this software, for people
  * @property {number} [maxClients] backbones at a time
- * @property {number} [maxInflightBytes] requests and answers that one backbone may have under way
+ * @property {number} [maxInflightBytes] bytes that one backbone may have in flight
  */
 
 /**
- * What happens, for whoever runs the worker; none of them may throw.
+ * Called on events; none of them may throw.
  * @typedef {object} JoinEvents
  * @property {() => void} [onJoined] at the relay
- * @property {(reason: string) => void} [onLost] not there any more, or not reached; it is dialled again
+ * @property {(reason: string) => void} [onLost] the relay was lost or not reached; it is tried again
  * @property {(computed: import("./compute.js").Computed) => void} [onComputed]
  * @property {() => void} [onBackbones] a backbone came or went: see `nBackbones`
  */
 
 /**
- * Where chance, clock and sockets come from; for tests.
+ * Randomness, clock and sockets; tests replace them.
  * @typedef {object} JoinMeans
  * @property {Outside} [outside]
  * @property {() => number} [jitter] random in [0, 1)
  * @property {import("../../edge/signs_of_life.js").KeepAlive} [keepAlive]
  */
 
-/** Serves some holdings through one relay. Implements Registry. */
+/** Serves holdings through one relay. Implements Registry. */
 export class RelayWorker {
     isJoined = false;
     #config;
@@ -91,18 +89,18 @@ export class RelayWorker {
         this.#service = { holdings, queue, limits, name: this.#config.name };
     }
 
-    /** @returns {number} backbones that are connected now */
+    /** @returns {number} connected backbones */
     get nBackbones() {
         return [...this.#connections].filter((connection) => connection.isWelcome && !connection.link.isClosing).length;
     }
 
-    /** @returns {boolean} whether answers are outstanding or on their way out */
+    /** @returns {boolean} whether answers are due or not sent yet */
     get owes() {
         return [...this.#connections].some((connection) => connection.owes);
     }
 
     /**
-     * Stay joined until `stop`; a relay that is not there or refuses is dialled again for ever. Rejects for a defect.
+     * Stay joined until `stop`, reconnecting for as long as it takes. Rejects only for a defect.
      * @returns {Promise<void>}
      */
     async run() {
@@ -118,7 +116,7 @@ export class RelayWorker {
     }
 
     /**
-     * Have `run` say goodbye, answer what is under way, and end.
+     * Make `run` say goodbye, answer the requests in flight, and return.
      * @param {string} reason
      */
     stop(reason) {
@@ -129,7 +127,7 @@ export class RelayWorker {
     }
 
     /**
-     * Ask backbones for no new work, or for work again; what they have sent is answered.
+     * Ask backbones to pause or to resume; requests in flight are answered.
      * @param {boolean} isPaused
      */
     setPaused(isPaused) {
@@ -138,21 +136,21 @@ export class RelayWorker {
         for (const connection of this.#connections) connection.sayPause(this.pauseMs());
     }
 
-    /** Do not wait for the next attempt to reach the relay. */
+    /** Connect to the relay now instead of waiting. */
     dialNow() {
         this.#wake();
     }
 
-    // What connections ask
+    // Called by connections
 
-    /** @returns {import("../../wire/frames.js").Refuse | null} why no further backbone is welcome */
+    /** @returns {import("../../wire/frames.js").Refuse | null} why no further backbone is accepted */
     refusal() {
         if (this.#stopReason) return refuse(RefuseCode.STOPPING, "this worker is about to stop");
         const [n, most] = [this.nBackbones, this.#config.maxClients];
         return n < most ? null : refuse(RefuseCode.FULL, `${n} backbones are connected, ${most} may be`);
     }
 
-    /** @returns {number} for how long no new dispatches are wanted */
+    /** @returns {number} the length of the current pause, or 0 */
     pauseMs() {
         return this.#isPaused ? UNTIL_RESUMED_MS : 0;
     }
@@ -167,7 +165,7 @@ export class RelayWorker {
         for (const tell of [...this.#whenChanged]) tell();
     }
 
-    /** @returns {Promise<number>} how many seconds a connection lasted; 0 when there was none */
+    /** @returns {Promise<number>} seconds that the connection lasted; 0 if none opened */
     async #connection() {
         try {
             const socket = await this.#dial();
@@ -200,7 +198,7 @@ export class RelayWorker {
         return socket;
     }
 
-    /** Serve until the socket is gone, or until this worker has stopped in order. @param {RelaySocket} socket */
+    /** Serve until the socket is lost, or until `stop` is complete. @param {RelaySocket} socket */
     async #serve(socket) {
         const reason = await Promise.race([socket.closed, this.#stopped()]);
         if (!this.#stopReason) {
@@ -234,7 +232,7 @@ export class RelayWorker {
         });
     }
 
-    /** Or until the socket is gone, or the stop deadline is over. @param {RelaySocket} socket */
+    /** Wait until all is answered, the socket is lost, or the stop deadline is over. @param {RelaySocket} socket */
     async #untilNothingIsOwed(socket) {
         await new Promise((resolve) => {
             const timer = this.#outside.after(STOP_S, () => done());

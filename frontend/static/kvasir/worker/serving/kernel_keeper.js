@@ -1,27 +1,26 @@
 /**
- * The tab's kernel as one that stays: when its device is lost, another one is made and everything is loaded again.
- * `tab_worker.js` makes one; holdings compute with it, `agent/fetch.js` loads slices through it. It waits 2, 10 and 60
- * s, since browsers give no adapter for a while after a GPU process has died, and after that asks for a reload of the
- * page.
+ * A kernel that survives the loss of its device: another one is made and everything is loaded again. `session.js` makes
+ * one; holdings compute with it, `agent/fetch.js` loads slices through it. It waits 2, 10 and 60 s, since browsers give
+ * no adapter for a while after a GPU process has died, and then asks for a reload of the page.
  */
 
-import { KernelLostError } from "../../kernels/errors.js";
-import { loadSlice, unloadSlice } from "./holdings.js";
+import { KernelLostError } from "../../errors.js";
 import { sleep } from "../slices/download.js";
+import { loadSlice, unloadSlice } from "./holdings.js";
 
 /** @import { ComputeCall, ExpertKernel, ExpertWeights } from "../../kernels/kernel_types.js" */
 /** @import { SliceFolder } from "../slices/paths.js" */
 /** @import { HeldSlice } from "../slices/store.js" */
 
-/** Seconds before each attempt, counted over losses that follow each other. */
+/** Seconds before each attempt after losses in a row. */
 export const BACK_OFF_S = [2, 10, 60];
-const STEADY_S = 600; // a kernel that lasted so long starts the count anew
+const STEADY_S = 600; // a kernel that lasts this long resets the count
 
 /**
  * @typedef {object} KeeperNews
- * @property {(reason: string, retryS: number) => void} onLost  computing stops; `retryS`: until the next attempt
- * @property {() => void} onBack  all that was loaded is loaded again
- * @property {(reason: string) => void} onHopeless  the page must be loaded again
+ * @property {(reason: string, retryS: number) => void} onLost computing stops; `retryS`: until the next attempt
+ * @property {() => void} onBack everything is loaded again
+ * @property {(reason: string) => void} onHopeless the page must be reloaded
  */
 
 /** Implements ExpertKernel. */
@@ -38,7 +37,7 @@ export class KernelKeeper {
         this.nowS = means.nowS ?? (() => performance.now() / 1000);
         /** @type {ExpertKernel | null} */
         this.kernel = null;
-        /** @type {Map<string, HeldSlice>} what is loaded, by the slice's name */
+        /** @type {Map<string, HeldSlice>} loaded slices by name */
         this.slices = new Map();
         this.nLosses = 0;
         this.sinceS = 0;
@@ -46,7 +45,7 @@ export class KernelKeeper {
         /** @type {"kx1"} */
         this.name = "kx1";
         this.fingerprint = "";
-        /** Never: losing a device is this class's business. @type {Promise<string>} */
+        /** Never resolves: this class handles the loss of a device. @type {Promise<string>} */
         this.lost = new Promise(() => undefined);
     }
 
@@ -87,7 +86,7 @@ export class KernelKeeper {
     }
 
     /**
-     * Load every expert of a slice, and again whenever a device is lost. Throws KernelError.
+     * Load every expert of a slice, now and after every loss of a device. Throws KernelError.
      * @param {HeldSlice} held
      */
     async loadSlice(held) {
@@ -110,7 +109,7 @@ export class KernelKeeper {
 
     /** @returns {ExpertKernel} */
     present() {
-        if (this.kernel === null) throw new KernelLostError("the GPU is away; this worker gets it back or says so");
+        if (this.kernel === null) throw new KernelLostError("the GPU was lost; the worker is trying to get it back");
         return this.kernel;
     }
 

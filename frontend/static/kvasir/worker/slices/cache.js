@@ -1,10 +1,9 @@
 /**
- * The slices on the disk within a budget of bytes: what is there, what is in use, and what goes when room is needed.
- * Twin of kvasir/worker/slices/cache.py. `slices/store.js` owns one. One worker a browser uses it (`single_worker.js`),
- * so what is in use is known here and needs no lock files.
+ * The slices on the disk, within a budget of bytes; the least recently used are evicted first. `slices/store.js` owns
+ * one. Only one worker in a browser uses it (`single_worker.js`), so it needs no lock files.
  */
 
-import { CacheFullError } from "./errors.js";
+import { CacheFullError } from "../../errors.js";
 import { namesOf } from "./paths.js";
 
 /** @import { SliceFolder, SliceNames } from "./paths.js" */
@@ -16,11 +15,11 @@ export class SliceCache {
     constructor(folder, budgetBytes) {
         this.folder = folder;
         this.budgetBytes = budgetBytes;
-        /** @type {Set<string>} data files that are not to be evicted */
+        /** @type {Set<string>} data files that must not be evicted */
         this.inUse = new Set();
     }
 
-    /** What is there, the longest unused first. @returns {Promise<CacheEntry[]>} */
+    /** List the slices, least recently used first. @returns {Promise<CacheEntry[]>} */
     async entries() {
         /** @type {Map<string, CacheEntry>} */
         const found = new Map();
@@ -34,14 +33,14 @@ export class SliceCache {
         return [...found.values()].sort((left, right) => left.usedMs - right.usedMs);
     }
 
-    /** Bytes of all that is there. */
+    /** Return the bytes of all files. */
     async usedBytes() {
         return (await this.entries()).reduce((sum, entry) => sum + entry.nBytes, 0);
     }
 
     /**
-     * Evict until a slice of `nBytes` fits, with what is there of it already counted in. Throws CacheFullError, before
-     * anything is evicted, when what is in use leaves no room for it.
+     * Evict until a slice of `nBytes` fits, counting the bytes of it that are already there. Throws CacheFullError,
+     * before anything is evicted, if the slices in use leave no room for it.
      * @param {SliceNames} names @param {number} nBytes
      */
     async makeRoom(names, nBytes) {
@@ -62,7 +61,7 @@ export class SliceCache {
         }
     }
 
-    /** Delete all that is there of a slice. @param {SliceNames} names */
+    /** Delete a slice's files. @param {SliceNames} names */
     async remove({ data, state, manifest }) {
         for (const name of [state, data, manifest]) await this.folder.remove(name);
     }

@@ -1,20 +1,20 @@
 /**
- * Fetches a slice into its file: from the byte where the last attempt ended, until all bytes are there. Twin of
- * kvasir/worker/slices/download.py. `slices/store.js` calls it. A cut, a timeout or a busy server is waited out and tried
- * again; only attempts that bring no byte count as failed. Nothing is verified here.
+ * Fetches a slice into its file, from the byte where the last attempt ended until it is complete. `slices/store.js`
+ * calls it. After a cut, a timeout or a busy server it waits and tries again; only attempts that bring no byte count as
+ * failed. It does not verify anything.
  */
 
-import { DiskFullError, DownloadError, TransferError } from "./errors.js";
+import { DiskFullError, DownloadError, TransferError } from "../../errors.js";
 
 /** @import { RangeSource } from "./http.js" */
 /** @import { SliceManifest } from "./manifest.js" */
 /** @import { DataFile } from "./paths.js" */
 
-/** @typedef {(doneBytes: number, totalBytes: number) => void} Progress  bytes that are there, bytes in all */
+/** @typedef {(doneBytes: number, totalBytes: number) => void} Progress  bytes so far and in all */
 
 const WRITE_BYTES = 1 << 20; // are gathered before they are written
 
-/** How failed attempts are spread out: waits double, and are shortened at random so that workers do not agree. */
+/** Waits between failed attempts: they double, and are shortened at random so that workers do not retry together. */
 export class Patience {
     /**
      * @param {{attempts?: number, firstS?: number, longestS?: number, pause?: typeof sleep, chance?: () => number}}
@@ -40,7 +40,7 @@ export class Patience {
     }
 }
 
-/** @param {number} seconds @param {AbortSignal} [signal] cuts it short, with its reason */
+/** @param {number} seconds @param {AbortSignal} [signal] aborts the wait, with its reason */
 export function sleep(seconds, signal) {
     return /** @type {Promise<void>} */ (
         new Promise((resolve, reject) => {
@@ -58,7 +58,7 @@ export function sleep(seconds, signal) {
     );
 }
 
-/** One slice. `run` may be cut by its signal at any moment, and a new one goes on where it was. */
+/** One slice. `run` may be aborted at any time; another one continues from there. */
 export class SliceDownload {
     /**
      * @param {RangeSource} site
@@ -76,8 +76,8 @@ export class SliceDownload {
     }
 
     /**
-     * Fetch what is missing. Throws SliceChangedError when the site has other bytes by now, DiskFullError, or
-     * DownloadError after too many attempts in a row that brought nothing.
+     * Fetch the missing bytes. Throws SliceChangedError if the site's bytes have changed, DiskFullError, or
+     * DownloadError after too many attempts in a row without a byte.
      * @param {Progress} progress @param {AbortSignal} [signal]
      */
     async run(progress, signal) {
@@ -103,7 +103,7 @@ export class SliceDownload {
     }
 
     /**
-     * Append chunks as they come; those that came before an error are kept.
+     * Append chunks as they arrive; those before an error are kept.
      * @param {Progress} progress
      * @param {AbortSignal} [signal]
      */
@@ -133,7 +133,7 @@ export class SliceDownload {
 }
 
 /**
- * Throws DiskFullError when the browser's quota has fewer bytes free, before any is fetched.
+ * Throw DiskFullError if the browser's quota has fewer bytes free, before any is fetched.
  * @param {string} name
  * @param {number} nBytes
  */

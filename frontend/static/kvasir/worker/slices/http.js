@@ -1,13 +1,13 @@
 /**
- * The worker's downloads: byte ranges by fetch, with a deadline on every read. Twin of kvasir/worker/slices/http.py.
- * `slices/download.js` and `slices/repair.js` fetch through it. What may succeed later is a TransferError, what will not
- * a SourceRefusedError. It follows no redirect and asks the site alone: the page's policy allows nothing else.
+ * HTTP downloads of byte ranges, with a deadline on every read. `slices/download.js` and `slices/repair.js` use it. It
+ * throws TransferError if the request may succeed later, SourceRefusedError if it will not. It follows no redirects:
+ * the page's policy allows only its own site.
  */
 
-import { SliceChangedError, SourceRefusedError, TransferError } from "./errors.js";
+import { SliceChangedError, SourceRefusedError, TransferError } from "../../errors.js";
 
 const READ_S = 30; // without a byte
-const SLOWEST_BYTES_PER_S = 1024; // over a window; what is slower is taken for cut
+const SLOWEST_BYTES_PER_S = 1024; // over a window; a slower connection counts as cut
 const WINDOW_S = 30;
 const RETRY_AFTER_MOST_S = 60;
 const ERROR_BYTES = 2048; // of an error's body that are read for its message
@@ -17,7 +17,7 @@ const ERROR_BYTES = 2048; // of an error's body that are read for its message
  *   `stop` of a file of `total` bytes; `etag` may be ""
  */
 
-/** One server, with the token that it gets. */
+/** One server, with the token to send. */
 export class RangeSource {
     /**
      * @param {string} token  "" for none
@@ -31,10 +31,10 @@ export class RangeSource {
     }
 
     /**
-     * A small document, whole.
+     * Fetch a whole small document.
      * @param {string} url
      * @param {number} nBytesMost
-     * @param {number} readS how long its server may work before it answers
+     * @param {number} readS how long the server may take to answer
      * @param {AbortSignal} [signal] @returns {Promise<Uint8Array>}
      */
     async readAll(url, nBytesMost, readS, signal) {
@@ -57,8 +57,8 @@ export class RangeSource {
     }
 
     /**
-     * The bytes as they arrive; all of them, or an error is thrown. SliceChangedError when the file has another size
-     * or, with an etag, another entity tag.
+     * Yield the bytes as they arrive: all of them, or throw. SliceChangedError if the file has another size or, with an
+     * etag, another entity tag.
      * @param {RangeRequest} wanted @param {AbortSignal} [signal] @returns {AsyncGenerator<Uint8Array, void, void>}
      */
     async *readRange(wanted, signal) {
@@ -84,7 +84,7 @@ export class RangeSource {
     }
 }
 
-/** One request, every wait of which has a deadline. */
+/** One request, with a deadline for every wait. */
 class Exchange {
     /** @param {string} url @param {number} readS @param {AbortSignal} [signal] */
     constructor(url, readS, signal) {
@@ -106,7 +106,7 @@ class Exchange {
     }
 
     /**
-     * The body as it arrives.
+     * Yield the body as it arrives.
      * @param {Response} response
      * @param {() => number} now
      * @returns {AsyncGenerator<Uint8Array, void, void>}
@@ -130,7 +130,7 @@ class Exchange {
         }
     }
 
-    /** Close what is still open; the rest of the body is not wanted. */
+    /** Close the connection without reading the rest of the body. */
     end() {
         this.signal?.removeEventListener("abort", this.forward);
         this.abort.abort();
@@ -168,7 +168,7 @@ async function raiseForStatus(exchange, response, wanted) {
     throw new SourceRefusedError(reason);
 }
 
-/** Seconds that a Retry-After header asks for, within reason. @param {string} text */
+/** Return the seconds of a Retry-After header, up to a limit. @param {string} text */
 export function retryAfterS(text) {
     return /^[0-9]{1,9}$/.test(text) ? Math.min(Number(text), RETRY_AFTER_MOST_S) : 0;
 }
@@ -188,7 +188,7 @@ async function errorText(exchange, response) {
 }
 
 /**
- * Whether the bytes that follow are those that were asked for.
+ * Check that the response has the requested bytes.
  * @param {Response} response
  * @param {RangeRequest} wanted
  */
@@ -202,7 +202,7 @@ function checkRange(response, { url, start, stop, total, etag }) {
         const told = response.headers.get("content-range") ?? "";
         if (told === `bytes ${start}-${stop - 1}/${total}`) return;
         if (told.endsWith(`/${total}`)) {
-            throw new SourceRefusedError(`${url}: bytes ${start}-${stop - 1} were asked for, "${told}" came`);
+            throw new SourceRefusedError(`${url}: bytes ${start}-${stop - 1} were requested, the answer has "${told}"`);
         }
         throw new SliceChangedError(`${url}: it had ${total} bytes, now Content-Range is "${told}"`);
     }

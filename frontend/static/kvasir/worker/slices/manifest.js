@@ -1,20 +1,19 @@
 /**
- * What a site says of a slice before it is fetched: digests, size, layout. Twin of kvasir/worker/slices/manifest.py.
- * `slices/store.js` reads it from /api/manifests and keeps it beside the slice; every number is checked here, so that
- * what fetches and repairs can rely on it. The model's origin is passed over: a page asks its own site alone.
+ * A slice's manifest: digests, size, layout. `slices/store.js` reads it from /api/manifests and keeps it beside the
+ * slice. Every number is checked here. The model's origin is ignored: a page fetches only from its own site.
  */
 
-import { DownloadError } from "./errors.js";
+import { DownloadError } from "../../errors.js";
 
 /** @typedef {import("../agent/plan_state.js").ExpertRange} ExpertRange */
-/** @typedef {{position: number, nBytes: number}} Piece  bytes of weights that lie at `position` of the slice */
+/** @typedef {{position: number, nBytes: number}} Piece  bytes of weights at `position` of the slice */
 /** @typedef {{nBytes: number, sha256: string}} ExpertDigest */
 
 /**
- * @typedef {object} SliceManifest  A manifest of just one slice's experts.
+ * @typedef {object} SliceManifest A manifest of exactly one slice's experts.
  * @property {string} modelName
  * @property {string} modelFingerprint
- * @property {Map<string, ExpertDigest>} experts  by "layer/expert"
+ * @property {Map<string, ExpertDigest>} experts by "layer/expert"
  * @property {number} nBytes
  * @property {string} etag
  * @property {number} headerBytes
@@ -30,13 +29,13 @@ const ETAG = /^"[\x21\x23-\x7e]{1,100}"$/;
 const KEY = /^(0|[1-9]\d{0,5})\/(0|[1-9]\d{0,8})$/;
 
 /**
- * Read the site's answer. Throws DownloadError unless it is sound and of these experts (merged ranges) of this model.
+ * Parse the site's answer. Throws DownloadError unless it is valid and for these experts (merged ranges) of this model.
  * @param {Uint8Array} body @param {string} fingerprint @param {readonly ExpertRange[]} ranges @returns {SliceManifest}
  */
 export function parseManifest(body, fingerprint, ranges) {
     try {
         const most = MANIFEST_MOST_BYTES;
-        if (body.length > most) throw new Error(`${body.length} bytes; at most ${most} may be`);
+        if (body.length > most) throw new Error(`${body.length} bytes; at most ${most} are allowed`);
         const found = read(JSON.parse(new TextDecoder("utf-8", { fatal: true }).decode(body)));
         check(found, fingerprint, ranges);
         return found;
@@ -47,7 +46,7 @@ export function parseManifest(body, fingerprint, ranges) {
 }
 
 /**
- * Bytes of one expert of a layer: the largest, should they differ.
+ * Return the bytes of a layer's largest expert.
  * @param {SliceManifest} layout
  * @param {number} layer
  */
@@ -103,7 +102,7 @@ function readDigest(key, entry) {
 }
 
 /**
- * A row of `n` whole numbers that bytes can be counted with.
+ * Return a row of `n` whole numbers in the range of byte counts.
  * @param {unknown} row
  * @param {number} n
  * @returns {number[]}
@@ -112,7 +111,7 @@ function counts(row, n) {
     const shown = String(JSON.stringify(row)).slice(0, 80);
     if (!Array.isArray(row) || row.length !== n) throw new Error(`${shown} is not ${n} numbers`);
     if (row.some((item) => !Number.isInteger(item) || item < 0 || item > SLICE_MOST_BYTES)) {
-        throw new Error(`${shown} has something else than sizes and places`);
+        throw new Error(`${shown} has values that are not sizes or positions`);
     }
     return row;
 }

@@ -1,22 +1,22 @@
 /**
- * The files of slices in the browser's own file system (OPFS): names, small documents, and one file open for writing.
- * Twin of kvasir/worker/slices/paths.py. `slices/store.js` and what is beside it use it, in a dedicated worker only:
- * pages have no synchronous access. A slice has one data file, whole or not; `slices/repair.js` alone tells whether it
- * is right.
+ * The files of slices in the browser's own file system (OPFS): names, small documents, and one data file open for
+ * writing. Only dedicated workers can use it: pages have no synchronous access. A slice has one data file, whole or
+ * not; `slices/repair.js` alone tells whether it is right.
  */
 
-import { DiskFullError, DownloadError, StorageError } from "./errors.js";
+import { DiskFullError, DownloadError, StorageError } from "../../errors.js";
 
 /** @import { ExpertRange } from "../agent/plan_state.js" */
 
 const FOLDER = "slices";
-const OPEN_ATTEMPTS = 50; // a tab that was just closed lets go of its files a moment later
+const OPEN_ATTEMPTS = 50; // a closed tab releases its files only after a moment
 const OPEN_PAUSE_MS = 100;
 
 /** @typedef {{data: string, state: string, manifest: string}} SliceNames */
 
 /**
- * Names for these experts (merged ranges) of this model; the fingerprint came from the site and is a part of them.
+ * Return the file names for these experts (merged ranges) of this model. They contain the fingerprint, which comes from
+ * the site.
  * @param {string} fingerprint @param {readonly ExpertRange[]} ranges @returns {Promise<SliceNames>}
  */
 export async function sliceNames(fingerprint, ranges) {
@@ -28,12 +28,12 @@ export async function sliceNames(fingerprint, ranges) {
     return namesOf(`${fingerprint.slice(0, 16)}-${digest.slice(0, 16)}`);
 }
 
-/** The files that belong together under a stem. @param {string} stem @returns {SliceNames} */
+/** Return the file names with this stem. @param {string} stem @returns {SliceNames} */
 export function namesOf(stem) {
     return { data: `${stem}.gguf`, state: `${stem}.state.json`, manifest: `${stem}.manifest.json` };
 }
 
-/** SHA-256 of pieces that belong together, as hex. @param {Uint8Array<ArrayBuffer>[]} pieces */
+/** Return the SHA-256 over consecutive pieces, as hex. @param {Uint8Array<ArrayBuffer>[]} pieces */
 export async function sha256(pieces) {
     const whole = pieces.length === 1 ? pieces[0] : await new Blob(pieces).arrayBuffer();
     const digest = new Uint8Array(await crypto.subtle.digest("SHA-256", whole));
@@ -47,7 +47,7 @@ export class SliceFolder {
         this.handle = handle;
     }
 
-    /** Open it, or make it. Throws StorageError where the browser gives none, as some do in private windows. */
+    /** Open or create the folder. Throws StorageError if the browser has no storage, as some in private windows. */
     static async open() {
         try {
             const root = await navigator.storage.getDirectory();
@@ -57,7 +57,7 @@ export class SliceFolder {
         }
     }
 
-    /** What is there. @returns {Promise<{name: string, nBytes: number, modifiedMs: number}[]>} */
+    /** List the files. @returns {Promise<{name: string, nBytes: number, modifiedMs: number}[]>} */
     async entries() {
         const found = [];
         for await (const handle of this.handle.values()) {
@@ -69,7 +69,7 @@ export class SliceFolder {
     }
 
     /**
-     * A small file, or null when it is not there.
+     * Read a small file; null if it does not exist.
      * @param {string} name
      * @returns {Promise<Uint8Array<ArrayBuffer> | null>}
      */
@@ -95,7 +95,7 @@ export class SliceFolder {
         }
     }
 
-    /** Size of a file; 0 when it is not there. @param {string} name */
+    /** Return the size of a file; 0 if it does not exist. @param {string} name */
     async size(name) {
         try {
             return (await (await this.handle.getFileHandle(name)).getFile()).size;
@@ -104,7 +104,7 @@ export class SliceFolder {
         }
     }
 
-    /** Delete a file, there or not. @param {string} name */
+    /** Delete a file if it exists. @param {string} name */
     async remove(name) {
         try {
             await this.handle.removeEntry(name);
@@ -115,7 +115,7 @@ export class SliceFolder {
     }
 
     /**
-     * Open a file for reading and writing; nobody else has it then.
+     * Open a file for reading and writing, exclusively.
      * @param {string} name
      * @returns {Promise<DataFile>}
      */
@@ -133,7 +133,7 @@ export class SliceFolder {
     }
 }
 
-/** A file, open. Writes reach the end or throw; a write that fails leaves no hole. */
+/** An open file. Writes complete or throw; a failed write leaves no hole. */
 export class DataFile {
     /** @param {string} name @param {FileSystemSyncAccessHandle} handle */
     constructor(name, handle) {
@@ -142,12 +142,12 @@ export class DataFile {
         this.nBytes = handle.getSize();
     }
 
-    /** Write at the end. Throws DiskFullError or StorageError; what fitted stays. @param {Uint8Array} bytes */
+    /** Append. Throws DiskFullError or StorageError; the bytes that fitted are kept. @param {Uint8Array} bytes */
     append(bytes) {
         this.writeAt(this.nBytes, bytes);
     }
 
-    /** Write somewhere in the file, or at its end. @param {number} position @param {Uint8Array} bytes */
+    /** Write within the file, or at its end. @param {number} position @param {Uint8Array} bytes */
     writeAt(position, bytes) {
         let left = bytes;
         while (left.length > 0) {
@@ -160,7 +160,7 @@ export class DataFile {
     }
 
     /**
-     * Bytes of a place. Throws StorageError when the file ends before.
+     * Read bytes. Throws StorageError if the file ends before.
      * @param {{offset: number, nBytes: number}} place
      */
     read({ offset, nBytes }) {
@@ -170,7 +170,7 @@ export class DataFile {
         return bytes;
     }
 
-    /** Forget what lies behind. @param {number} nBytes */
+    /** Cut the file. @param {number} nBytes */
     truncate(nBytes) {
         this.attempt(() => this.handle.truncate(nBytes));
         this.nBytes = nBytes;
@@ -197,7 +197,9 @@ export class DataFile {
 /** @param {string} name @param {unknown} error */
 function writeError(name, error) {
     if (error instanceof DOMException && error.name === "QuotaExceededError") {
-        return new DiskFullError(`${name}: the browser's quota has no room for the rest; make room, and it is resumed`);
+        return new DiskFullError(
+            `${name}: the browser's quota has no room for the rest; free some space, and the download resumes`,
+        );
     }
     return new StorageError(`${name}: the slice cannot be written: ${words(error)}`, { cause: error });
 }

@@ -1,13 +1,12 @@
 /**
- * Verifies every byte of a fetched slice that matters, and fetches again only what is broken.
- * Twin of kvasir/worker/slices/repair.py. `slices/store.js` calls it before a slice is used. Experts are hashed one after
- * another, so that memory stays at a few MB; nothing is computed with them here.
+ * Verifies all expert bytes of a fetched slice, and fetches only the broken ones again. `slices/store.js` calls it
+ * before a slice is used. Experts are hashed one after another, so that memory stays at a few MB.
  */
 
-import { BrokenSliceError, DownloadError, TransferError } from "./errors.js";
+import { BrokenSliceError, DownloadError, TransferError } from "../../errors.js";
+import { isSameRange } from "../../slicing/expert_ranges.js";
 import { readSlice } from "../../slicing/slice_file.js";
 import { sha256 } from "./paths.js";
-import { isSameRange } from "../../slicing/expert_ranges.js";
 
 /** @import { ExpertRange } from "../agent/plan_state.js" */
 /** @import { Patience } from "./download.js" */
@@ -16,9 +15,9 @@ import { isSameRange } from "../../slicing/expert_ranges.js";
 /** @import { SliceManifest } from "./manifest.js" */
 /** @import { DataFile } from "./paths.js" */
 
-const ROUNDS = 3; // of verifying and fetching again, until a slice is given up
+const ROUNDS = 3; // of verifying and fetching again, until the slice fails
 
-/** One slice whose bytes are all there. */
+/** One complete slice. */
 export class SliceRepair {
     /**
      * @param {RangeSource} site @param {string} url @param {SliceManifest} layout @param {DataFile} file
@@ -34,10 +33,10 @@ export class SliceRepair {
     }
 
     /**
-     * Verify, mend what is broken, and verify that again. Throws BrokenSliceError when the site's bytes are not those
-     * of its manifest, or DownloadError when they cannot be had.
+     * Verify, fetch broken bytes again, and verify those. Throws BrokenSliceError if the site's bytes do not match its
+     * manifest, or DownloadError if they cannot be fetched.
      * @param {AbortSignal} [signal]
-     * @returns {Promise<{facts: SliceFacts, nRepaired: number}>} bytes that were fetched anew
+     * @returns {Promise<{facts: SliceFacts, nRepaired: number}>} bytes that were fetched again
      */
     async run(signal) {
         let nRepaired = 0;
@@ -57,7 +56,7 @@ export class SliceRepair {
     }
 
     /**
-     * The places that must be fetched again.
+     * Return the places that must be fetched again.
      * @param {AbortSignal} [signal]
      * @returns {Promise<{facts: SliceFacts | null, broken: BytePlace[]}>}
      */
@@ -70,7 +69,7 @@ export class SliceRepair {
         }
         const facts = readSlice(header, layout.nBytes);
         if (facts.modelFingerprint !== layout.modelFingerprint || !isSame(facts.ranges, this.ranges)) {
-            throw new BrokenSliceError(`${file.name}: it is a slice of something else than was asked for`);
+            throw new BrokenSliceError(`${file.name}: it is not the requested slice`);
         }
         /** @type {BytePlace[]} */
         const broken = [];
@@ -83,7 +82,7 @@ export class SliceRepair {
         return { facts, broken };
     }
 
-    /** Fetch bytes over those that are there. @param {BytePlace} place @param {AbortSignal} [signal] */
+    /** Replace bytes by fetching them again. @param {BytePlace} place @param {AbortSignal} [signal] */
     async mend({ offset, nBytes }, signal) {
         const { etag, nBytes: total } = this.layout;
         const stop = offset + nBytes;

@@ -1,13 +1,13 @@
 /**
- * A tab's slices: fetched, verified, kept and evicted. Twin of kvasir/worker/slices/store.py; the rules are in
- * docs/reference/slices.md. `agent/fetch.js` asks for one at a time. `obtain` gives one whose experts have the SHA-256
- * of the site's manifest, however often the way there was cut; what has come is kept over reloads.
+ * A tab's slices: fetched, verified, kept and evicted by the rules of docs/reference/slices.md. `agent/fetch.js` requests one at
+ * a time. `obtain` returns a slice in which every expert has the SHA-256 of the site's manifest. Partial downloads
+ * survive reloads and are resumed.
  */
 
-import { BrokenSliceError, DoesNotFitError, DownloadError, SliceChangedError, TransferError } from "./errors.js";
+import { BrokenSliceError, DoesNotFitError, DownloadError, SliceChangedError, TransferError } from "../../errors.js";
 import { memoryNeeded } from "./budget.js";
 import { Patience, SliceDownload } from "./download.js";
-import { MANIFEST_MOST_BYTES, expertBytes, parseManifest } from "./manifest.js";
+import { expertBytes, MANIFEST_MOST_BYTES, parseManifest } from "./manifest.js";
 import { sliceNames } from "./paths.js";
 import { SliceRepair } from "./repair.js";
 
@@ -20,26 +20,26 @@ import { SliceRepair } from "./repair.js";
 /** @import { DataFile, SliceNames } from "./paths.js" */
 
 /**
- * @typedef {{fingerprint: string, ranges: readonly ExpertRange[], sliceUrl: string, manifestUrl: string}} SliceOffer 
+ * @typedef {{fingerprint: string, ranges: readonly ExpertRange[], sliceUrl: string, manifestUrl: string}} SliceOffer
  *   merged ranges, absolute addresses
  */
 /**
- * @typedef {{name: string, fingerprint: string, facts: SliceFacts, nBytes: number, nRepaired: number}} HeldSlice 
+ * @typedef {{name: string, fingerprint: string, facts: SliceFacts, nBytes: number, nRepaired: number}} HeldSlice
  *   verified and in use: not evicted until `release`
  */
 
 /**
- * @typedef {object} Watched  Who hears how it goes.
+ * @typedef {object} Watched Receiver of progress.
  * @property {Progress} [progress]
- * @property {() => void} [onVerify]  all bytes are there and are hashed now
+ * @property {() => void} [onVerify] all bytes are there; hashing starts
  * @property {AbortSignal} [signal]
  */
 
-const MANIFEST_READ_S = 300; // the first manifest of an expert is hashed while the worker waits
-const STARTS = 3; // of one slice from its first byte, when the site keeps changing it
+const MANIFEST_READ_S = 300; // the site may hash an expert for its first manifest while the worker waits
+const STARTS = 3; // of one slice from its first byte, if the site keeps changing it
 
 /**
- * These experts (merged ranges) at the routes that every site has.
+ * Return the offer of these experts (merged ranges), at the routes that every site has.
  * @param {string} siteUrl @param {string} fingerprint @param {readonly ExpertRange[]} ranges @returns {SliceOffer}
  */
 export function offerAt(siteUrl, fingerprint, ranges) {
@@ -55,12 +55,12 @@ export class SliceStore {
         this.cache = cache;
         this.site = site;
         this.patience = patience;
-        this.nDownloaded = 0; // bytes of slices that came over the network
+        this.nDownloaded = 0; // bytes of slices received over the network
     }
 
     /**
-     * These experts, verified, from the disk or from the site. May be cut by its signal and called again. Throws
-     * DoesNotFitError when `memoryBytes` are too few for them, CacheFullError, DiskFullError, or another DownloadError.
+     * Return these experts, verified, from the disk or from the site. It may be aborted and called again. Throws
+     * DoesNotFitError if `memoryBytes` are too few, CacheFullError, DiskFullError, or another DownloadError.
      * @param {SliceOffer} offer @param {number} memoryBytes @param {Watched} [watched] @returns {Promise<HeldSlice>}
      */
     async obtain(offer, memoryBytes, watched = {}) {
@@ -75,7 +75,7 @@ export class SliceStore {
         }
     }
 
-    /** It is not used any more, and may be evicted. @param {HeldSlice} held */
+    /** Release a slice, which may then be evicted. @param {HeldSlice} held */
     release(held) {
         this.cache.inUse.delete(held.name);
     }
@@ -105,7 +105,7 @@ export class SliceStore {
     }
 
     /**
-     * Make the file whole and right.
+     * Complete the file and verify it.
      * @param {SliceNames} names
      * @param {SliceOffer} offer
      * @param {SliceManifest} layout
@@ -131,7 +131,7 @@ export class SliceStore {
             this.nDownloaded += nRepaired;
             return { name: names.data, fingerprint: offer.fingerprint, facts, nBytes: layout.nBytes, nRepaired };
         } catch (error) {
-            // it may be the manifest that is wrong: ask anew next time
+            // the manifest may be wrong: request it again next time
             if (error instanceof BrokenSliceError) await this.cache.folder.remove(names.manifest);
             throw error;
         } finally {
@@ -150,7 +150,7 @@ export class SliceStore {
     }
 
     /**
-     * What the site says now; kept beside the slice.
+     * Return the site's current manifest, and keep it beside the slice.
      * @param {SliceNames} names
      * @param {SliceOffer} offer
      * @param {AbortSignal} [signal]
@@ -170,7 +170,7 @@ export class SliceStore {
     }
 
     /**
-     * What was kept, if all bytes that belong to it are there: then the site need not be asked.
+     * Return the kept manifest if all bytes of the slice are there: then the site is not asked.
      * @param {SliceNames} names
      * @param {SliceOffer} offer
      * @returns {Promise<SliceManifest | null>}
@@ -188,7 +188,7 @@ export class SliceStore {
     }
 
     /**
-     * The entity tag that the bytes on the disk belong to, or "".
+     * Return the entity tag of the bytes on the disk, or "".
      * @param {SliceNames} names
      * @returns {Promise<string>}
      */
@@ -208,7 +208,7 @@ export class SliceStore {
 function checkMemory(offer, layout, memoryBytes) {
     const needed = memoryNeeded(offer.ranges, (layer) => expertBytes(layout, layer));
     if (needed > memoryBytes) {
-        throw new DoesNotFitError(`these experts need ${needed} bytes of memory, the worker may take ${memoryBytes}`);
+        throw new DoesNotFitError(`these experts need ${needed} bytes of memory, the worker has ${memoryBytes}`);
     }
 }
 

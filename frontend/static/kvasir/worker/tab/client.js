@@ -5,8 +5,7 @@
  */
 
 import { initialState } from "./messages.js";
-import { watchSurroundings } from "./page_surroundings.js";
-import { keepAwake } from "./wake_lock.js";
+import { keepAwake, watchSurroundings } from "./page_surroundings.js";
 
 /** @typedef {import("./messages.js").ContributionState} ContributionState */
 /** @typedef {import("./messages.js").PageCommand} PageCommand */

@@ -4,7 +4,7 @@
  * device and downloads nothing but a few KB of kernel.
  */
 
-import { UnsupportedBrowserError } from "../../kernels/errors.js";
+import { UnsupportedBrowserError } from "../../errors.js";
 import { describe, isSoftwareAdapter } from "../../kernels/gpu/device.js";
 import { fetchModule } from "../../kernels/wasm/builds.js";
 

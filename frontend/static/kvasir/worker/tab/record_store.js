@@ -3,7 +3,7 @@
  * `agent/state.js` keeps everything through it. Slices are not here but in files (`slices/paths.js`).
  */
 
-import { StorageError } from "../slices/errors.js";
+import { StorageError } from "../../errors.js";
 
 const STORE = "records";
 

@@ -4,25 +4,23 @@
  * state alone.
  */
 
+import { CheckedKernel } from "../../kernels/checked_kernel.js";
+import { chooseKernel, kernelMemory } from "../../kernels/kernel_choice.js";
 import { Agent } from "../agent/agent.js";
 import { AgentEdge } from "../agent/edge.js";
 import { Fetcher } from "../agent/fetch.js";
-import { operatingSystem } from "./device_facts.js";
+import { MarketClient } from "../agent/market_client.js";
+import { readRewards, rewardFacts } from "../agent/rewards.js";
 import { Holdings } from "../serving/holdings.js";
 import { RelayWorker } from "../serving/join.js";
 import { KernelKeeper } from "../serving/kernel_keeper.js";
-import { MarketClient } from "../agent/market_client.js";
-import { readRewards, rewardFacts } from "../agent/rewards.js";
-import { ServedCounter } from "../serving/served_counter.js";
 import { roomForExperts } from "../slices/budget.js";
 import { SliceCache } from "../slices/cache.js";
 import { RangeSource } from "../slices/http.js";
 import { SliceFolder } from "../slices/paths.js";
 import { SliceStore } from "../slices/store.js";
-import { TabReport } from "./report.js";
-import { CheckedKernel } from "../../kernels/checked_kernel.js";
-import { chooseKernel } from "../../kernels/kernel_choice.js";
-import { kernelMemory } from "../../kernels/kernel_memory.js";
+import { operatingSystem } from "./device_facts.js";
+import { ServedCounter, TabReport } from "./report.js";
 
 /** @import { AgentMemory } from "../agent/state.js" */
 /** @import { SessionOptions } from "../agent/edge.js" */

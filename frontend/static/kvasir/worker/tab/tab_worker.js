@@ -4,21 +4,17 @@
  * until the first is gone. Everything that the page shows is in the published state.
  */
 
-import { AgentEndedError } from "../agent/errors.js";
+import { AgentEndedError, StorageError, UnsupportedBrowserError } from "../../errors.js";
+import { NO_SIMD } from "../../kernels/wasm/builds.js";
+import { readRewards } from "../agent/rewards.js";
 import { AgentMemory } from "../agent/state.js";
-import { adviseBudget, boundedBudget } from "./budget.js";
-import { UNKNOWN_SURROUNDINGS, pauseReason } from "./conditions.js";
+import { adviseBudget, boundedBudget } from "../slices/budget.js";
+import { SliceCache } from "../slices/cache.js";
+import { SliceFolder } from "../slices/paths.js";
 import { lookAtDevice } from "./device_facts.js";
 import { RecordStore } from "./record_store.js";
-import { readRewards } from "../agent/rewards.js";
 import { SingleWorker } from "./single_worker.js";
-import { SliceCache } from "../slices/cache.js";
-import { StorageError } from "../slices/errors.js";
-import { SliceFolder } from "../slices/paths.js";
-import { StatePublisher } from "./state_publisher.js";
-import { problemOf } from "./problems.js";
-import { UnsupportedBrowserError } from "../../kernels/errors.js";
-import { NO_SIMD } from "../../kernels/wasm/builds.js";
+import { pauseReason, problemOf, StatePublisher, UNKNOWN_SURROUNDINGS } from "./state_publisher.js";
 
 /** @import { TabSession } from "./session.js" */
 /** @import { PageCommand, Problem, StartOptions, WorkerMessage } from "./messages.js" */
