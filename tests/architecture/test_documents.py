@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture.test_house_rules import DOCUMENTS
+from tests.architecture.test_house_rules import DOCUMENTS, tracked
 from tools import import_table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,6 +35,19 @@ def test_lines_are_short() -> None:
         if len(line) > LONGEST_LINE
     ]
     assert long == []
+
+
+def test_modules_named_in_documents_exist() -> None:
+    """Names without a folder, or from a folder on, such as `gpu/kernel.py`: some module must end so."""
+    modules = "".join(f"/{path.relative_to(ROOT)}\n" for path in tracked())
+    missing = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in DOCUMENTS
+        if path.name != "CHANGELOG.md"
+        for name in re.findall(r"`([a-z][\w/]*\.(?:py|js))`", path.read_text(encoding="utf-8"))
+        if f"/{name}\n" not in modules
+    }
+    assert missing == set()
 
 
 def test_the_import_rules_are_those_of_the_contracts() -> None:
