@@ -56,7 +56,7 @@ bench: $(VENV)/.dev  ## The benchmarks, one JSON line each
 	@for name in exact expert generate load relay serve market slices audit trace webgpu vs_llamacpp long_context full_shape threads overhead scale latency_hiding hot_cache wire speculate; do $(BIN)/python -m benchmarks.bench_$$name --json || exit 1; done
 
 docs: $(VENV)/.dev  ## The documentation as a site in run/docs/; a broken link fails
-	@$(BIN)/python -m sphinx -q -W --keep-going -b html docs run/docs
+	@$(BIN)/python -m sphinx -q -E -W --keep-going -b html docs run/docs
 
 clean:  ## Remove the environment and what was built
 	rm -rf $(VENV) kvasir/kernels/_native build *.egg-info run
