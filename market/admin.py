@@ -39,91 +39,31 @@ class LookOnly(_ModelAdmin):
         return False
 
 
-@admin.register(Account)
-class AccountAdmin(LookOnly):
-    """Owners of nodes."""
-
-    list_display = ("public_id", "name", "created", "closed")
-    search_fields = ("public_id", "name")
+def _show(model: type[models.Model], *columns: str, search: tuple[str, ...] = (), **options: tuple[str, ...]) -> None:
+    """Register a model with the columns of its list, and the fields to search."""
+    admin.site.register(model, LookOnly, list_display=columns, search_fields=search, **options)
 
 
-@admin.register(NodeToken)
-class NodeTokenAdmin(LookOnly):
-    """Nodes."""
-
-    list_display = ("public_id", "name", "scope", "account", "created", "expires", "revoked")
-    list_filter = ("scope",)
-    list_select_related = ("account",)
-    search_fields = ("public_id", "name", "account__public_id")
-
-
-@admin.register(Invite)
-class InviteAdmin(LookOnly):
-    """Invites."""
-
-    list_display = ("public_id", "name", "n_left", "created", "expires")
-    search_fields = ("public_id", "name")
-
-
-@admin.register(WorkDay)
-class WorkDayAdmin(LookOnly):
-    """Days of work and their pay."""
-
-    list_display = ("node_id", "day", "layer", "start", "stop", "row_experts", "microcredits", "reason")
-    search_fields = ("node_id",)
-
-
-@admin.register(RateQuote)
-class RateQuoteAdmin(LookOnly):
-    """Rates that nodes were quoted with their leases."""
-
-    list_display = ("node_id", "layer", "start", "stop", "microcredits_per_row")
-    search_fields = ("node_id",)
-
-
-@admin.register(NodeTrust)
-class NodeTrustAdmin(LookOnly):
-    """Standing of nodes."""
-
-    list_display = ("node_id", "verified", "failures", "doubt", "quarantined", "changed")
-    list_filter = ("quarantined",)
-    search_fields = ("node_id", "evidence_id")
-
-
-@admin.register(Evidence)
-class EvidenceAdmin(LookOnly):
-    """Proven wrong answers."""
-
-    list_display = ("evidence_id", "node_id", "at")
-    search_fields = ("evidence_id", "node_id")
-
-
-@admin.register(LedgerEvent)
-class LedgerEventAdmin(LookOnly):
-    """Events that moved microcredits."""
-
-    list_display = ("event_id", "entry_type", "note", "at")
-    list_filter = ("entry_type",)
-    search_fields = ("event_id",)
-
-
-@admin.register(LedgerEntry)
-class LedgerEntryAdmin(LookOnly):
-    """The postings of events."""
-
-    list_display = ("event", "account", "microcredits")
-    list_select_related = ("event", "account")
-    search_fields = ("account__name",)
-
-
-@admin.register(LedgerBalance)
-class LedgerBalanceAdmin(LookOnly):
-    """Balances of accounts."""
-
-    list_display = ("account", "microcredits")
-    list_select_related = ("account",)
-    search_fields = ("account__name",)
-
-
-admin.site.register(LedgerAccount, LookOnly)
-admin.site.register(RecordedBatch, LookOnly)
+_show(Account, "public_id", "name", "created", "closed", search=("public_id", "name"))
+_show(
+    NodeToken, "public_id", "name", "scope", "account", "created", "expires", "revoked",
+    search=("public_id", "name", "account__public_id"), list_filter=("scope",), list_select_related=("account",),
+)  # fmt: skip
+_show(Invite, "public_id", "name", "n_left", "created", "expires", search=("public_id", "name"))
+_show(
+    WorkDay, "node_id", "day", "layer", "start", "stop", "row_experts", "microcredits", "reason",
+    search=("node_id",),
+)  # fmt: skip
+_show(RateQuote, "node_id", "layer", "start", "stop", "microcredits_per_row", search=("node_id",))
+_show(
+    NodeTrust, "node_id", "verified", "failures", "doubt", "quarantined", "changed",
+    search=("node_id", "evidence_id"), list_filter=("quarantined",),
+)  # fmt: skip
+_show(Evidence, "evidence_id", "node_id", "at", search=("evidence_id", "node_id"))
+_show(LedgerEvent, "event_id", "entry_type", "note", "at", search=("event_id",), list_filter=("entry_type",))
+_show(
+    LedgerEntry, "event", "account", "microcredits",
+    search=("account__name",), list_select_related=("event", "account"),
+)  # fmt: skip
+_show(LedgerBalance, "account", "microcredits", search=("account__name",), list_select_related=("account",))
+admin.site.register((LedgerAccount, RecordedBatch), LookOnly)

@@ -33,8 +33,7 @@ from backbone.process.event_writer import EventWriter, OpenStream
 from backbone.process.heartbeat import Heartbeat
 from backbone.process.market_link import MarketLink
 from backbone.process.pulse_keeper import PulseKeeper, PulseSources
-from backbone.process.request_claim import Claim, claim, refuse_redelivery
-from backbone.process.request_intake import RequestIntake
+from backbone.process.request_intake import Claim, RequestIntake, claim, refuse_redelivery
 from backbone.process.served_model import directory_entry, max_drafts, open_model, open_sum_scale
 from backbone.process.worker_transport import make_transport
 from backbone.service_settings import ServiceSettings

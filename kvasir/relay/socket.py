@@ -177,7 +177,7 @@ class RelaySocket:
         view = memoryview(message)
         for number, start, stop in record_spans(message):
             if number == RELAY_EDGE:
-                self._hear(decode(view[start:stop]))
+                self._from_relay(decode(view[start:stop]))
                 continue
             link = self._links.get(number)
             if link is None:
@@ -187,7 +187,7 @@ class RelaySocket:
                 self._on_edge(link, self)
             link.take(view[start:stop])
 
-    def _hear(self, frame: Frame) -> None:
+    def _from_relay(self, frame: Frame) -> None:
         """Handle a frame of the relay itself."""
         match frame:
             case Welcome():

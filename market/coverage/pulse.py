@@ -11,9 +11,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from kvasir.errors import WireError
+
+if TYPE_CHECKING:
+    from redis import Redis
 
 FRESH_S = 5.0  # older pulses are not shown
 EXPIRY_S = 60
@@ -51,21 +54,13 @@ class Pulse:
     workers: Mapping[str, WorkerPulse] = field(default_factory=dict)  # by node
 
 
-class HashClient(Protocol):
-    """The commands of `redis.Redis` that are used."""
-
-    def hset(self, name: str, key: str, value: str) -> object: ...
-    def hdel(self, name: str, *keys: str) -> object: ...
-    def expire(self, name: str, time: int) -> object: ...
-
-
-def publish_pulse(client: HashClient, fingerprint: str, backbone_id: str, pulse: Pulse) -> None:
+def publish_pulse(client: Redis, fingerprint: str, backbone_id: str, pulse: Pulse) -> None:
     """Write a backbone's field. Raises the client's errors."""
     client.hset(pulse_key(fingerprint), backbone_id, pack_pulse(pulse))
     client.expire(pulse_key(fingerprint), EXPIRY_S)
 
 
-def withdraw_pulse(client: HashClient, fingerprint: str, backbone_id: str) -> None:
+def withdraw_pulse(client: Redis, fingerprint: str, backbone_id: str) -> None:
     """Remove a backbone's field. Raises the client's errors."""
     client.hdel(pulse_key(fingerprint), backbone_id)
 

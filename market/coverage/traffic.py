@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from kvasir.errors import WireError
+
+if TYPE_CHECKING:  # settings import this module: it must not load the client
+    from redis import Redis
 
 FRESH_S = 15.0  # older fields are ignored
 METER_HALF_LIFE_S = 10.0
@@ -61,13 +64,6 @@ def total_traffic(fields: Iterable[bytes], n_layer: int, n_expert: int, now_s: f
     return total
 
 
-class HashClient(Protocol):
-    """The two commands of `redis.Redis` that are used."""
-
-    def hset(self, name: str, key: str, value: bytes) -> object: ...
-    def expire(self, name: str, time: int) -> object: ...
-
-
 class TrafficMeter:
     """A backbone's own traffic: a moving average of rows per second, from counts."""
 
@@ -82,7 +78,7 @@ class TrafficMeter:
         return self.traffic
 
 
-def publish_traffic(client: HashClient, fingerprint: str, backbone_id: str, traffic: Traffic, at_s: float) -> None:
+def publish_traffic(client: Redis, fingerprint: str, backbone_id: str, traffic: Traffic, at_s: float) -> None:
     """Write a backbone's field. Raises the client's errors."""
     client.hset(traffic_key(fingerprint), backbone_id, pack_traffic(traffic, at_s))
     client.expire(traffic_key(fingerprint), EXPIRY_S)

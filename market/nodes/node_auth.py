@@ -43,7 +43,7 @@ class NodeAuth(HttpBearer):
 
 
 async def check_standing(holder: TokenHolder, market: MarketService) -> None:
-    """Remove the coverage and leases of a node in quarantine, and raise MarketError 403."""
+    """Raise MarketError 403 for a node in quarantine, after removing its coverage and leases."""
     if holder.quarantine:
         await market.call(lambda: market.participation().store.leave(holder.public_id))
         message = f"node {holder.public_id} is in quarantine for a wrong answer; the evidence is {holder.quarantine}"

@@ -102,7 +102,7 @@ class RelayApplication:
             raise _RefusedError(refusal.code, refusal.message)
         socket.accept_large_messages()
         name = f"kvasir-relay {__version__} {self.hub.relay_id}"
-        session.tell(RELAY_EDGE, relay_welcome(hello, name, self.hub.limits.credit_bytes))
+        session.send(RELAY_EDGE, relay_welcome(hello, name, self.hub.limits.credit_bytes))
         return session
 
     async def _serve(self, session: Session, socket: _Socket) -> None:

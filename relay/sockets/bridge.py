@@ -209,7 +209,7 @@ class Session:
         """Change the state, and log it."""
         self.state = self.state.to(state, f"session of {self.name}")
 
-    def tell(self, edge: int, frame: Frame) -> None:
+    def send(self, edge: int, frame: Frame) -> None:
         """Queue a frame of the relay itself."""
         self.outbox.put(record(edge, frame))
 

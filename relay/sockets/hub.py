@@ -100,7 +100,7 @@ class Hub:
         """Close a session's socket for this reason."""
         for bridge in tuple(session.bridges.values()):
             self.end_bridge(bridge, refusal.message, FaultCode.GONE)
-        session.tell(RELAY_EDGE, refusal)
+        session.send(RELAY_EDGE, refusal)
         session.close(POLICY_VIOLATION, refusal.message)
 
     async def route(self, session: Session, message: Buffer) -> None:
@@ -112,7 +112,7 @@ class Hub:
         waiting: set[Session] = set()
         for number, start, stop in record_spans(message):
             if number == RELAY_EDGE:
-                self._hear(session, memoryview(message)[start:stop])
+                self._from_node(session, memoryview(message)[start:stop])
                 waiting.add(session)
                 continue
             bridge = session.bridges.get(number)
@@ -130,16 +130,16 @@ class Hub:
         for other in waiting:
             await other.outbox.room()
 
-    def end_bridge(self, bridge: Bridge, mood: str, code: FaultCode, told: Session | None = None) -> None:
-        """End an edge, send both sides but `told` the reason, and report its usage."""
+    def end_bridge(self, bridge: Bridge, mood: str, code: FaultCode, except_for: Session | None = None) -> None:
+        """End an edge, send both sides but `except_for` the reason, and report its usage."""
         if bridge.ledger.state is EdgeState.CLOSED:
             return
         bridge.ledger.enter(EdgeState.CLOSED)
         del self._bridges[bridge.number]
         for side in (bridge.backbone, bridge.worker):
             side.bridges.pop(bridge.number, None)
-            if side is not told and side.state is not SessionState.CLOSED:
-                side.tell(bridge.number, Fault(0, code, clipped(mood)))
+            if side is not except_for and side.state is not SessionState.CLOSED:
+                side.send(bridge.number, Fault(0, code, clipped(mood)))
         log.info("edge %d ended: %s", bridge.number, mood)
         tokens = bridge.backbone.token_id, bridge.worker.token_id
         seconds = self._clock() - bridge.began_s
@@ -152,7 +152,7 @@ class Hub:
         for session in self._sessions:
             if session.state is SessionState.JOINED:
                 session.enter(SessionState.GOING_AWAY)
-            session.tell(RELAY_EDGE, Goaway(clipped(reason)))
+            session.send(RELAY_EDGE, Goaway(clipped(reason)))
 
     def close_all(self, reason: str) -> None:
         """Close every socket."""
@@ -178,7 +178,7 @@ class Hub:
         # the same hello as over TCP, without the token and with the edge's credit
         limits = backbone.hello.limits
         limits = replace(limits, max_inflight_bytes=min(limits.max_inflight_bytes, self.limits.credit_bytes))
-        worker.tell(bridge.number, replace(backbone.hello, token="", limits=limits))
+        worker.send(bridge.number, replace(backbone.hello, token="", limits=limits))
         log.info("edge %d: %s with %s", bridge.number, backbone.name, worker.name)
 
     def _free_number(self) -> int:
@@ -193,31 +193,31 @@ class Hub:
         if passage is Passage.BUSY:
             ledger, limit = bridge.ledger, self.limits.credit_bytes
             reason = f"{ledger.used_bytes} bytes are under way on this edge, {limit} may be"
-            bridge.backbone.tell(bridge.number, Fault(facts.request, FaultCode.BUSY, reason))
+            bridge.backbone.send(bridge.number, Fault(facts.request, FaultCode.BUSY, reason))
             return
         bridge.worker.outbox.put(_piece(message, start, stop))
         if passage is Passage.LAST:
-            self.end_bridge(bridge, "ended by the backbone", FaultCode.GONE, told=bridge.worker)
+            self.end_bridge(bridge, "ended by the backbone", FaultCode.GONE, except_for=bridge.worker)
 
     def _to_backbone(self, bridge: Bridge, message: Buffer, start: int, stop: int) -> None:
         facts = read_facts(message, start, stop)
         passage = bridge.ledger.from_worker(facts)
         if facts.kind == Kind.WELCOME:  # name the worker to the backbone; its own HELLO would break the edge
-            bridge.backbone.tell(bridge.number, replace(bridge.worker.hello, name=bridge.worker.token_id, token=""))
+            bridge.backbone.send(bridge.number, replace(bridge.worker.hello, name=bridge.worker.token_id, token=""))
         bridge.backbone.outbox.put(_piece(message, start, stop))
         if passage is Passage.LAST:
-            self.end_bridge(bridge, "ended by the worker", FaultCode.GONE, told=bridge.backbone)
+            self.end_bridge(bridge, "ended by the worker", FaultCode.GONE, except_for=bridge.backbone)
 
     def _break(self, bridge: Bridge, breaker: Session, reason: str) -> None:
         self.end_bridge(bridge, reason, FaultCode.PROTOCOL)
         if breaker is bridge.worker:  # it can serve nobody; a backbone keeps its other workers
             breaker.close(POLICY_VIOLATION, reason)
 
-    def _hear(self, session: Session, data: Buffer) -> None:
+    def _from_node(self, session: Session, data: Buffer) -> None:
         frame = decode(data)
         match frame:
             case Ping(number):
-                session.tell(RELAY_EDGE, Pong(number))
+                session.send(RELAY_EDGE, Pong(number))
             case Pong():
                 pass
             case _:

@@ -20,7 +20,7 @@ from backbone.process.backbone_process import BackboneProcess, redis_connection
 from backbone.process.cancel_listener import CancelListener
 from backbone.process.event_writer import EventWriter
 from backbone.process.heartbeat import Heartbeat
-from backbone.process.request_claim import Claim, claim, refuse_redelivery
+from backbone.process.request_intake import Claim, claim, refuse_redelivery
 from backbone.service_settings import ServiceSettings
 from backbone.stream import keys
 from backbone.stream.directory import ModelEntry

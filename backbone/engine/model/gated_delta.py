@@ -20,7 +20,7 @@ from backbone.engine.model.loader import DenseTensors
 from backbone.engine.ops.interface import Linear, Ops, Segment
 from backbone.engine.ops.model_config import GatedDeltaConfig, ModelConfig
 
-_L2_EPS = 1e-6  # fixed in the reference, whatever the model's norms use
+_L2_EPS = 1e-6  # fixed in the reference, independent of the model's norms
 
 
 @dataclass(frozen=True, slots=True, eq=False)

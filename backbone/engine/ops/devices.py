@@ -1,7 +1,7 @@
 """Where the dense path computes: on the CPU, or, experimentally, on a CUDA device through torch.
 
-CUDA is experimental: tests check where its tensors are, and nobody has measured its speed or compared its texts. The
-exact dense path computes on the CPU alone, so "auto" never moves it.
+CUDA is experimental: tests check where its tensors are, but its speed and its texts were never measured. The exact
+dense path computes on the CPU alone, so "auto" never moves it.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class Linear:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadForm:
-    """How projected queries and keys become heads. A norm's size says if it is over a head or all heads of a row."""
+    """The form of projected queries and keys as heads. The size of a norm shows if it is over one head or all."""
 
     query_norm: Tensor | None  # [d_head], or [n_head * d_head]
     key_norm: Tensor | None  # [d_head], or [n_kv_head * d_head]

@@ -30,7 +30,7 @@ class Presence(Enum):
 
 
 class ScoreFunction(Enum):
-    """How router logits become scores; the values are GGUF's `expert_gating_func`."""
+    """The function from router logits to scores; the values are GGUF's `expert_gating_func`."""
 
     SOFTMAX = 1
     SIGMOID = 2
@@ -88,7 +88,7 @@ class GatedDeltaConfig:
 
 @dataclass(frozen=True, slots=True)
 class RouterConfig:
-    """How a row's experts are chosen and weighted."""
+    """The choice and the weights of a row's experts."""
 
     n_expert: int
     n_used: int

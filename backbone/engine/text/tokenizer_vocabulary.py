@@ -76,7 +76,7 @@ def read_vocabulary(metadata: Mapping[str, object], *, default_ids: Mapping[str,
 
     eos_id = special_id("eos")
     end_ids = _ids_of_end_texts(texts)
-    # Plain text must never become a token that ends a turn, nor may it be shown, whatever kind the file gives it.
+    # Plain text must never become a token that ends a turn, nor may it be shown, even if the file has another kind.
     kinds[list(end_ids)] = TokenKind.CONTROL
     declared = {token for token in (eos_id, special_id("eot"), special_id("eom")) if token is not None}
     return Vocabulary(texts, kinds, special_id("bos"), eos_id, special_id("unknown"), end_ids | declared)

@@ -39,7 +39,7 @@ Held = tuple[ExpertRange, ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WorkerAccess:
-    """How workers are asked: through what, in which form they reply, and which node each worker of it is."""
+    """The way to workers: the transport, the format of their replies, and the node of each worker."""
 
     transport: Transport
     reply_format: ReplyFormat = ReplyFormat.F32

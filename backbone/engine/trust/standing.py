@@ -30,7 +30,7 @@ class TrustState:
 
     verified: int = 0
     failures: int = 0  # proven lies, ever
-    doubt: int = 0  # row-experts still to be verified before an oddity is forgotten
+    doubt: int = 0  # row-experts still to be verified before an oddity no longer counts
     quarantined: bool = False
     evidence_id: str = ""  # of the last lie
 
@@ -67,18 +67,3 @@ def after_oddity(state: TrustState, policy: TrustPolicy) -> TrustState:
 def after_lie(state: TrustState, evidence_id: str) -> TrustState:
     """Return the state after a proven wrong answer: quarantine, with no trust left."""
     return TrustState(verified=0, failures=state.failures + 1, quarantined=True, evidence_id=evidence_id)
-
-
-def after_release(state: TrustState) -> TrustState:
-    """Return the state after an operator ends a quarantine: the worker starts again, unproven."""
-    return replace(state, verified=0, doubt=0, quarantined=False)
-
-
-def expected_replies_until_caught(lie_share: float, sample_share: float) -> float:
-    """Return the mean number of a proven worker's replies until the first sampled lie; shares are in (0, 1]."""
-    return 1.0 / (lie_share * sample_share)
-
-
-def chance_of_detection(n_replies: int, lie_share: float, sample_share: float) -> float:
-    """Return the probability that `n_replies` of a proven worker contain a sampled lie."""
-    return float(1.0 - (1.0 - lie_share * sample_share) ** n_replies)

@@ -49,9 +49,7 @@ class Command(BaseCommand):
             "--worker", action="append", default=[], metavar="HOST:PORT", help="a listening worker; may be repeated"
         )
         parser.add_argument("--max-tokens", type=int, default=120, help="the most tokens to generate (default 120)")
-        parser.add_argument(
-            "--seed", type=int, help="the same seed gives the same text (default: a random one, printed)"
-        )
+        parser.add_argument("--seed", type=int, help="the same seed gives the same text (default: random, printed)")
         parser.add_argument(
             "--temperature", type=float, default=0.7, help="0 always takes the likeliest token (default 0.7)"
         )
