@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 NATIVE := $(wildcard kvasir/kernels/csrc/*.c kvasir/kernels/csrc/*.h) kvasir/kernels/build.py tools/build/backend.py
 
-.PHONY: run demo test lint types unit coverage bench clean help
+.PHONY: run demo test lint types unit coverage bench docs clean help
 .DEFAULT_GOAL := help
 
 help:  ## Show what each target does
@@ -54,6 +54,9 @@ coverage: $(VENV)/.dev  ## All tests with coverage, which takes a fifth longer
 
 bench: $(VENV)/.dev  ## The benchmarks, one JSON line each
 	@for name in exact expert generate load relay serve market slices audit trace webgpu vs_llamacpp long_context full_shape threads overhead scale latency_hiding hot_cache wire speculate; do $(BIN)/python -m benchmarks.bench_$$name --json || exit 1; done
+
+docs: $(VENV)/.dev  ## The documentation as a site in run/docs/; a broken link fails
+	@$(BIN)/python -m sphinx -q -E -W --keep-going -b html docs run/docs
 
 clean:  ## Remove the environment and what was built
 	rm -rf $(VENV) kvasir/kernels/_native build *.egg-info run

@@ -20,7 +20,7 @@ HOPS = {"HTTP", "socket", "Celery", "Redis", "SQL"}
 MOST_ROOMS = 8
 MOST_ENTRIES = 2  # of one room
 ITEM = re.compile(r"^\d+\. `([\w./]+)`(.*?)(?=^\d+\. |\Z)", re.MULTILINE | re.DOTALL)
-WAY = re.compile(r"-> \*\*([\w]+)\*\*")
+WAY = re.compile(r"->\s+\*\*([\w]+)\*\*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def module_name(path: str) -> str:
 
 def imported(path: str) -> set[str]:
     """Names of modules that this file imports, inside functions too; `from a import b` counts as a and a.b."""
-    names = set()
+    names = set[str]()
     for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)

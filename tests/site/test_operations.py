@@ -1,4 +1,4 @@
-"""docs/operate/deploy.md and deploy/ against the code: every variable, command and path in them exists."""
+"""docs/operate/ and deploy/ against the code: every variable, command and path in them exists."""
 
 from __future__ import annotations
 
@@ -11,26 +11,51 @@ from typing import Any
 import pytest
 import yaml
 
-from kvasir_site.variables import REMOVED, VARIABLES
+from kvasir_site.environment import Group, Variable, shown
+from kvasir_site.variables import PORT, REMOVED, VARIABLES
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "operate" / "deploy.md"
+PAGES = ROOT / "docs" / "operate"
 UNITS = sorted((ROOT / "deploy" / "systemd").glob("*.service"))
 COMMANDS = {path.stem for path in ROOT.glob("*/management/commands/*.py")}
 NAME = re.compile(r"(KVASIR_[A-Z0-9_]+|DATABASE_URL|REDIS_URL)")
 
 
-def table() -> dict[str, str]:
-    """The page's variables and their defaults."""
-    rows = re.findall(r"^\| `([A-Z_0-9]+)` \|\s*(.*?)\s*\| .+ \|$", PAGE.read_text(), re.MULTILINE)
-    assert len(rows) == len(dict(rows)), "a variable has two rows"
-    return dict(rows)
+TITLES = {
+    Group.FIRST: "The six that matter first",
+    Group.MODEL: "Model",
+    Group.MEMORY: "Memory",
+    Group.SWARM: "Swarm",
+    Group.TRUST: "Trust",
+    Group.LIMITS: "Limits",
+    Group.RUN: "make run",
+    Group.EXPERIMENTS: "Experiments",
+}
 
 
-def test_the_table_has_every_variable_and_no_other() -> None:
-    documented, declared = set(table()), {variable.name for variable in VARIABLES}
-    assert declared - documented == set(), "add rows to the table of docs/operate/deploy.md"
-    assert documented - declared == set(), "nothing reads these"
+def tables() -> dict[str, dict[str, str]]:
+    """The variables of each section of the page, with their defaults."""
+    found = {}
+    for section in (PAGES / "variables.md").read_text().split("\n## ")[1:]:
+        title, _, text = section.partition("\n")
+        rows = re.findall(r"^\| `([A-Z_0-9]+)` \|\s*(.*?)\s*\| .+ \|$", text, re.MULTILINE)
+        assert len(rows) == len(dict(rows)), "a variable has two rows"
+        found[title] = dict(rows)
+    return found
+
+
+def default_of(variable: Variable[Any]) -> str:
+    """The default as the page writes it."""
+    value = shown(variable.default)
+    return variable.shown_default or (f"`{value}`" if value else "")
+
+
+def test_the_tables_have_every_variable_with_its_group_and_default() -> None:
+    declared = {
+        title: {v.name: default_of(v) for v in VARIABLES if v.group is group} for group, title in TITLES.items()
+    }
+    assert tables() == declared, "edit docs/operate/variables.md"
+    assert len(declared[TITLES[Group.FIRST]]) == 6
 
 
 def test_nothing_else_reads_a_variable() -> None:
@@ -45,8 +70,9 @@ def test_nothing_else_reads_a_variable() -> None:
 
 
 def test_commands_on_the_page_and_in_deploy_exist() -> None:
-    texts = [PAGE.read_text(), *(path.read_text() for path in UNITS)]
-    assert set(re.findall(r"manage\.py ([a-z_]+)", "\n".join(texts))) - COMMANDS == {"migrate"}
+    texts = [path.read_text() for path in (*PAGES.glob("*.md"), *UNITS)]
+    named = set(re.findall(r"manage\.py ([a-z_]+)", "\n".join(texts)))
+    assert named - COMMANDS == {"migrate", "createsuperuser"}
 
 
 def compose() -> dict[str, Any]:
@@ -55,7 +81,7 @@ def compose() -> dict[str, Any]:
 
 
 def test_compose_starts_commands_that_exist_with_variables_that_are_read() -> None:
-    services, known = compose()["services"], set(table())
+    services, known = compose()["services"], {v.name for v in VARIABLES}
     ours = {name: service for name, service in services.items() if service["image"] == "kvasir"}
     assert set(ours) == {"migrate", "web", "relay", "backbone", "worker"}
     for name, service in ours.items():
@@ -94,6 +120,6 @@ def test_units_are_whole(unit: Path) -> None:
 
 
 def test_nginx_and_the_page_agree_on_ports() -> None:
-    page = PAGE.read_text()
+    page = (PAGES / "deploy.md").read_text()
     assert page.count("127.0.0.1:8000") == 2  # nginx and Caddy
-    assert table()["KVASIR_PORT"] == "`8000`"
+    assert PORT.default == 8000

@@ -151,6 +151,13 @@ def test_the_line_to_paste_works(service: ServiceProcess) -> None:
     assert json.loads(first.removeprefix("data: "))["model"] == MODEL
 
 
+def test_the_snippet_of_the_readme_works(service: ServiceProcess, capsys: pytest.CaptureFixture[str]) -> None:
+    readme = (DEMO_MODEL.parents[1] / "README.md").read_text(encoding="utf-8")
+    (snippet,) = re.findall(r"^```python\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)
+    exec(snippet.replace("http://127.0.0.1:8000", service.url).replace("kvk-...", service.key), {})  # noqa: S102
+    assert len(capsys.readouterr().out.split()) > 10
+
+
 def test_secrets_are_nowhere_on_disk(service: ServiceProcess) -> None:
     held = [path for path in service.run_dir.rglob("*") if path.is_file()]
     assert len(held) > 5

@@ -30,7 +30,7 @@ from kvasir_site.supervisor.terminal import Terminal
 class Command(BaseCommand):
     help = (
         "Bring up Redis, web server with relay, backbone and local workers; generate a sample; serve until Ctrl-C. "
-        "With KVASIR_ONCE=1 stop after the sample. docs/operate/deploy.md names all variables."
+        "With KVASIR_ONCE=1 stop after the sample. docs/operate/variables.md names all variables."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
