@@ -5,11 +5,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 NATIVE := $(wildcard kvasir/kernels/csrc/*.c kvasir/kernels/csrc/*.h) kvasir/kernels/build.py tools/build/backend.py
 
-.PHONY: run demo test lint types unit coverage bench docs clean help
+.PHONY: run demo test test-long lint types unit bench docs clean help
 .DEFAULT_GOAL := help
 
 help:  ## Show what each target does
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 14
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 14
 
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
@@ -46,11 +46,11 @@ types: $(VENV)/.dev  ## mypy --strict, and tsc over the JavaScript
 	@$(BIN)/mypy
 	@$(BIN)/python -m tools.check_javascript types
 
-unit: $(VENV)/.dev  ## All tests; a third process uses what two leave of two cores while they wait
-	@$(BIN)/python -m pytest -n 3 --dist loadfile
+unit: $(VENV)/.dev  ## The tests, with coverage; a third process uses what two leave of two cores while they wait
+	@$(BIN)/python -m pytest -n 3 --dist loadfile -m "not long" --cov --cov-report= --cov-fail-under=85
 
-coverage: $(VENV)/.dev  ## All tests with coverage, which takes a fifth longer
-	@$(BIN)/python -m pytest -n 3 --dist loadfile --cov --cov-report=term:skip-covered --cov-fail-under=85
+test-long: $(VENV)/.dev  ## What takes longer: provoked failures of browsers, rebuilt kernels, chaos, smoke runs of benchmarks
+	@$(BIN)/python -m pytest -n 3 --dist loadfile -m long
 
 bench: $(VENV)/.dev  ## The benchmarks, one JSON line each
 	@for name in exact expert generate load relay serve market slices audit trace webgpu vs_llamacpp long_context full_shape threads overhead scale latency_hiding hot_cache wire speculate; do $(BIN)/python -m benchmarks.bench_$$name --json || exit 1; done

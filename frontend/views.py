@@ -23,7 +23,7 @@ from redis.exceptions import RedisError
 from frontend.live.feed import feed
 from frontend.operator_facts import live_readings, model_facts, nodes_page, quarantined_nodes
 from market.nodes.access import address_of
-from market.nodes.rate_limits import Rate
+from market.rate_limits import Rate
 from market.service import service
 
 ATTEMPTS = Rate(per_minute=6, burst=10)  # of an address to sign in

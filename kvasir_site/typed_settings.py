@@ -9,9 +9,8 @@ from backbone.service_settings import ServiceSettings
 from kvasir.errors import ConfigError
 from kvasir_site import variables as v
 from kvasir_site.environment import Environment
-from market.coverage.targets import TargetBounds
-from market.nodes.rate_limits import Rate
-from market.settings import MarketSettings, Registration
+from market.rate_limits import Rate
+from market.settings import MarketSettings, Registration, TargetBounds
 
 
 def service_settings(env: Environment) -> ServiceSettings:

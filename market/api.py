@@ -1,6 +1,6 @@
 """The market's routes, and the answer to each of its errors; `kvasir_site.urls` mounts them at /api/.
 
-`market.nodes.node_auth` checks the token first; a view calls `market.nodes.identity` or
+`market.node_auth` checks the token first; a view calls `market.nodes.identity` or
 `market.coverage.participation`. Errors are answered as {"error": {"code", "message"}}.
 """
 
@@ -21,11 +21,11 @@ from redis.exceptions import RedisError
 
 from market.errors import MarketError
 from market.ledger.rewards import Quote
-from market.ledger.rewards_api import router as rewards_router
+from market.node_auth import NodeAuth, charge_address, charge_registration, check_standing
 from market.nodes import identity, tokens
 from market.nodes.access import bearer
-from market.nodes.node_auth import NodeAuth, charge_address, charge_registration, check_standing
 from market.nodes.tokens import TokenHolder, TokenRefusedError
+from market.rewards_api import router as rewards_router
 from market.schemas import CoverageBody, RegisterBody, RevokeBody, VolunteerBody, iso
 from market.service import service
 

@@ -23,7 +23,7 @@ from market.errors import MarketError
 from market.ledger.quotes import record_quote
 from market.ledger.rewards import Quote
 from market.nodes.access import TokenMemory
-from market.nodes.rate_limits import RateLimits
+from market.rate_limits import RateLimits
 from market.settings import MarketSettings
 
 N_THREADS = 16

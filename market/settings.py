@@ -7,8 +7,8 @@ from enum import StrEnum
 
 from django.conf import settings
 
-from market.coverage.targets import TargetBounds
-from market.nodes.rate_limits import Rate
+from kvasir.errors import ConfigError
+from market.rate_limits import Rate
 
 
 class Registration(StrEnum):
@@ -17,6 +17,20 @@ class Registration(StrEnum):
     OPEN = "open"
     INVITE = "invite"
     CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True)
+class TargetBounds:
+    """Every expert gets at least `fewest` replicas, a busy one up to `most`."""
+
+    fewest: int
+    most: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.fewest <= self.most <= 1000:
+            raise ConfigError(
+                f"replica targets from {self.fewest} to {self.most}: 1 <= fewest <= most <= 1000 is needed"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from backbone.stream.payloads import GenerationRequest
 from backbone.stream.request_record import RequestRecord, read_record
 from backbone.stream.request_trace import RequestTrace, read_trace
 from backbone.stream.silence import alive_backbones
-from market.nodes.rate_limits import Rate, take
+from market.rate_limits import Rate, take
 
 MODELS_KEPT_S = 1.0
 

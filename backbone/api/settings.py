@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from django.conf import settings
 
-from market.nodes.rate_limits import Rate
+from market.rate_limits import Rate
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ import numpy as np
 
 from kvasir.experts import ExpertRange
 from market.coverage.scarcity import Budget, Counts, choose
-from market.coverage.targets import TargetBounds, first_targets, next_targets
+from market.coverage.targets import first_targets, next_targets
+from market.settings import TargetBounds
 
 Holdings = dict[str, tuple[ExpertRange, ...]]  # by worker
 

@@ -24,9 +24,8 @@ from market.coverage.leases import Lease, Volunteer, take_lease
 from market.coverage.model_facts import ModelFacts
 from market.coverage.reading import snapshot_of
 from market.coverage.store import CoverageStore
-from market.coverage.targets import TargetBounds
 from market.service import redis_client
-from market.settings import MarketSettings
+from market.settings import MarketSettings, TargetBounds
 from tests.swarm.redis_fixture import running_redis
 
 N_EXPERTS = 64

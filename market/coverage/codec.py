@@ -19,7 +19,8 @@ import numpy as np
 from kvasir.experts import ExpertRange
 from market.coverage.model_facts import ModelFacts
 from market.coverage.scarcity import Counts
-from market.coverage.targets import TargetBounds, first_targets
+from market.coverage.targets import first_targets
+from market.settings import TargetBounds
 
 LARGEST_COUNT = 0xFFFF
 _RANGE = struct.Struct("<HHH")

@@ -14,7 +14,7 @@ import numpy as np
 from market.coverage.codec import unpack_counts, unpack_targets
 from market.coverage.scarcity import Counts, scarcity_of
 from market.coverage.store import CoverageStore
-from market.coverage.targets import TargetBounds
+from market.settings import TargetBounds
 
 
 class Demand:

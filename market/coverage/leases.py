@@ -20,7 +20,7 @@ from market.coverage.codec import unpack_counts, unpack_targets
 from market.coverage.model_facts import ModelFacts
 from market.coverage.scarcity import Budget, Choice, Mask, choose, smallest_wanted_bytes
 from market.coverage.store import CoverageStore, View
-from market.coverage.targets import TargetBounds
+from market.settings import TargetBounds
 
 MOST_TRIES = 200  # each failed try means that another volunteer got its range
 LEASE_BYTES_S = 1_000_000  # the slowest download that a lease waits for

@@ -17,7 +17,7 @@ from market.coverage.codec import coverage_key, unpack_counts, unpack_ranges, un
 from market.coverage.model_facts import ModelFacts
 from market.coverage.scarcity import Counts
 from market.coverage.store import Clock, CoverageStore, unix_ms
-from market.coverage.targets import TargetBounds
+from market.settings import TargetBounds
 
 _SHAPE_EXPIRY_S = 3600
 

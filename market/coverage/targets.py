@@ -14,33 +14,17 @@ QUIET keeps the targets of a site with little traffic from following noise. An i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
-from kvasir.errors import ConfigError
 from market.coverage.traffic import Traffic
+from market.settings import TargetBounds
 
 HALF_LIFE_S = 120.0
 QUIET_ROWS_S = 1.0
 MARGIN = 0.25
 
 Targets = npt.NDArray[np.int64]  # replicas [n_layer, n_expert]; 0 in layers without experts
-
-
-@dataclass(frozen=True, slots=True)
-class TargetBounds:
-    """Every expert gets at least `fewest` replicas, a busy one up to `most`."""
-
-    fewest: int
-    most: int
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.fewest <= self.most <= 1000:
-            raise ConfigError(
-                f"replica targets from {self.fewest} to {self.most}: 1 <= fewest <= most <= 1000 is needed"
-            )
 
 
 def first_targets(has_experts: npt.NDArray[np.bool_], n_expert: int, bounds: TargetBounds) -> Targets:

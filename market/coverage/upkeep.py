@@ -15,8 +15,9 @@ import numpy as np
 from market.coverage.codec import coverage_key, pack_counts, unpack_targets
 from market.coverage.model_facts import ModelFacts
 from market.coverage.store import KEEP_S, CoverageStore
-from market.coverage.targets import TargetBounds, next_targets, smoothed
+from market.coverage.targets import next_targets, smoothed
 from market.coverage.traffic import Traffic, total_traffic, traffic_key
+from market.settings import TargetBounds
 
 LOOK_EVERY_MS = 1000
 TARGETS_EVERY_MS = 5000

@@ -1,5 +1,5 @@
 """The ledger of rewards: receipts, quotes, double-entry postings, reports.
 
-The backbone's process enters by `receipts`, the market's API by `rewards_api`.
+The backbone's process enters by `receipts`, the market's routes by `rewards_report`.
 It never changes a row that was written.
 """

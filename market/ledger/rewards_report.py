@@ -1,6 +1,6 @@
 """The reports of rewards: an owner's days of work, nodes and evidence, its ledger entries, and the leaderboard.
 
-Called by `market.ledger.rewards_api`; reads SQL and changes nothing. Answers are plain JSON values
+Called by `market.rewards_api`; reads SQL and changes nothing. Answers are plain JSON values
 (docs/reference/rewards.md). Accounts are shown only by their public id: names given by owners are often those of their
 machines.
 """

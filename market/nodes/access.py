@@ -1,6 +1,6 @@
 """Access to the market, before a body is parsed: bearer tokens that are known to be good, and rate limits.
 
-Called by `market.api` and `market.nodes.node_auth`. Good tokens are cached for REMEMBERED_S by their hash, so a token
+Called by `market.api` and `market.node_auth`. Good tokens are cached for REMEMBERED_S by their hash, so a token
 that another process revoked stays valid for at most that long; bad tokens are not cached. An address is charged only
 for requests that need SQL, so many workers behind one address do not slow each other down.
 """
@@ -16,8 +16,8 @@ from django.http import HttpRequest
 from django.utils import timezone
 
 from market.errors import MarketError
-from market.nodes.rate_limits import Rate, RateLimits, client_address, network_of
 from market.nodes.tokens import TokenHolder, digest_of
+from market.rate_limits import Rate, RateLimits, client_address, network_of
 
 REMEMBERED_S = 30.0
 MOST_REMEMBERED = 20_000

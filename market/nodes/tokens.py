@@ -51,7 +51,7 @@ class IssuedToken:
 class TokenHolder:
     """The node of a token. `public_id` is its id; `account_id` is None for a token that an operator issued.
 
-    `quarantine` is the id of the evidence if the node is in quarantine, set by `market.nodes.node_auth`.
+    `quarantine` is the id of the evidence if the node is in quarantine, set by `market.node_auth`.
     """
 
     public_id: str

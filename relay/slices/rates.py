@@ -12,7 +12,7 @@ from collections.abc import Callable
 from redis.exceptions import RedisError
 
 from market.errors import MarketError
-from market.nodes.rate_limits import client_address, network_of
+from market.rate_limits import client_address, network_of
 from market.service import service
 from relay.slices.server import Message
 

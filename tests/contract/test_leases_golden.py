@@ -15,7 +15,7 @@ from market.coverage.codec import pack_counts, pack_ranges
 from market.coverage.leases import NoLease, Volunteer, place
 from market.coverage.model_facts import ModelFacts
 from market.coverage.store import View
-from market.coverage.targets import TargetBounds
+from market.settings import TargetBounds
 
 FILE = json.loads((Path(__file__).parents[1] / "golden" / "leases" / "cases.json").read_text())
 SIZES = FILE["model"]["expert_bytes"]

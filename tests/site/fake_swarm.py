@@ -11,7 +11,7 @@ from backbone.stream.events import Done, End, Event, Queued, Started, SwarmShare
 from backbone.stream.payloads import GenerationRequest
 from backbone.stream.request_record import RequestRecord
 from backbone.stream.request_trace import RequestTrace
-from market.nodes.rate_limits import Rate
+from market.rate_limits import Rate
 
 MODEL = ModelEntry("demo", "fp_0123", 512, "qwen3moe", 1_700_000_000)
 Script = Callable[[GenerationRequest], Sequence[Event]]

@@ -16,10 +16,9 @@ from django.test import AsyncClient, override_settings
 
 from market.coverage.model_facts import ModelFacts
 from market.coverage.store import CoverageStore
-from market.coverage.targets import TargetBounds
-from market.nodes.rate_limits import Rate
+from market.rate_limits import Rate
 from market.service import MarketService, redis_client, using
-from market.settings import MarketSettings
+from market.settings import MarketSettings, TargetBounds
 from tests.site.database import database_at
 
 T = TypeVar("T")

@@ -18,7 +18,7 @@ from backbone.api.keys import auth as api_auth
 from backbone.api.keys.store import KeyHolder, KeyRefusedError, KeyScope, check, issue, revoke
 from backbone.models import ApiKey
 from kvasir.errors import ConfigError
-from market.nodes.rate_limits import Rate, client_address, network_of
+from market.rate_limits import Rate, client_address, network_of
 from tests.site.api_client import Reply, Site
 
 

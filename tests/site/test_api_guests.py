@@ -13,7 +13,7 @@ from backbone.api.keys.auth import GUEST_KEY_MINUTES, GUEST_KEYS_OF_ADDRESS, GUE
 from backbone.api.keys.store import KeyRefusedError, KeyScope, check, issue
 from backbone.api.schemas import GuestKeyReply
 from backbone.models import ApiKey
-from market.nodes.rate_limits import Rate
+from market.rate_limits import Rate
 from tests.site.api_client import Reply, Site
 
 CHAT: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "hello"}]}

@@ -14,9 +14,8 @@ from kvasir_site.typed_settings import market_settings as typed
 from kvasir_site.variables import read_environment
 from market.api import api
 from market.coverage.leases import Refusal
-from market.coverage.targets import TargetBounds
 from market.schemas import CoverageBody, RegisterBody, RevokeBody, VolunteerBody
-from market.settings import MarketSettings, Registration
+from market.settings import MarketSettings, Registration, TargetBounds
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "reference" / "market.md").read_text()

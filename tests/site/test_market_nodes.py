@@ -16,8 +16,8 @@ from django.utils import timezone
 from kvasir.errors import ConfigError
 from market.models.nodes import Account, Invite, NodeToken
 from market.nodes.identity import issue_invite
-from market.nodes.rate_limits import Rate, client_address, network_of
 from market.nodes.tokens import TokenScope, issue
+from market.rate_limits import Rate, client_address, network_of
 from market.settings import Registration
 from tests.site.market_site import MARKET, MarketSite, market_at
 from tests.swarm.redis_fixture import running_redis

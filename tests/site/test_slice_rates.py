@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from market.nodes.rate_limits import Rate
+from market.rate_limits import Rate
 from relay.slices.rates import AWAY_S, AddressRates
 from tests.site.market_site import MARKET, market_at
 from tests.swarm.redis_fixture import running_redis

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import pytest
 
 from backbone.stream import client as stream
-from market.nodes.rate_limits import Rate, take
+from market.rate_limits import Rate, take
 from tests.swarm.redis_fixture import RedisServer, running_redis
 
 T = TypeVar("T")

@@ -24,9 +24,9 @@ from market.coverage.leases import Lease, NoLease, Refusal, Volunteer, take_leas
 from market.coverage.model_facts import ModelFacts
 from market.coverage.reading import announce_shape, snapshot, snapshot_of
 from market.coverage.store import CoverageStore, TooManyLeasesError, unix_ms
-from market.coverage.targets import TargetBounds
 from market.coverage.traffic import publish_traffic, traffic_key
 from market.coverage.upkeep import Upkeep, refresh_targets
+from market.settings import TargetBounds
 from tests.swarm.redis_fixture import running_redis
 
 BOUNDS = TargetBounds(2, 5)

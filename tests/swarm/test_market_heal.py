@@ -8,9 +8,8 @@ import pytest
 
 from benchmarks.market.heal import heal
 from market.coverage.model_facts import ModelFacts
-from market.coverage.targets import TargetBounds
 from market.service import redis_client
-from market.settings import MarketSettings
+from market.settings import MarketSettings, TargetBounds
 from tests.swarm.redis_fixture import running_redis
 
 FACTS = ModelFacts("wide", "e" * 64, 5, 64, 64, 32, (0, 1_000_000, 1_500_000, 1_000_000, 1_000_000))

@@ -14,8 +14,9 @@ from kvasir.experts import ExpertRange
 from kvasir.slicing.slices import plan_slice
 from market.coverage.model_facts import ModelFacts, open_model, site_model
 from market.coverage.scarcity import Budget, choose
-from market.coverage.targets import TargetBounds, first_targets
+from market.coverage.targets import first_targets
 from market.errors import MarketError
+from market.settings import TargetBounds
 from tests.unit.moe_files import ModelSpec, write_model
 
 SPEC = ModelSpec(

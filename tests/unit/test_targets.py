@@ -13,7 +13,6 @@ from kvasir.errors import ConfigError, WireError
 from market.coverage.targets import (
     HALF_LIFE_S,
     MARGIN,
-    TargetBounds,
     first_targets,
     ideal_replicas,
     next_targets,
@@ -28,6 +27,7 @@ from market.coverage.traffic import (
     total_traffic,
     unpack_traffic,
 )
+from market.settings import TargetBounds
 
 BOUNDS = TargetBounds(2, 6)
 DENSE_FIRST = np.array([False, True])

@@ -26,7 +26,7 @@ from backbone.api.keys.store import KeyHolder, KeyRefusedError, KeyScope, check,
 from backbone.api.message_store import message_store
 from backbone.api.settings import ApiSettings
 from market.nodes.access import address_of
-from market.nodes.rate_limits import Rate
+from market.rate_limits import Rate
 
 REMEMBERED_S = 5.0
 MOST_REMEMBERED = 1024

@@ -11,9 +11,9 @@ from ninja import Query, Router, Schema
 from pydantic import Field
 
 from market.ledger.rewards_report import MOST_EARNERS, Asker, Leaderboard, Page, entries, rewards
+from market.node_auth import NodeAuth, charge_address
 from market.nodes import identity
 from market.nodes.access import bearer
-from market.nodes.node_auth import NodeAuth, charge_address
 from market.service import service
 
 router = Router(auth=None)
