@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from benchmarks.browser.page_speed import measure_browser_speed
+
+pytestmark = pytest.mark.long
 
 
 def test_every_figure_is_there_and_the_bits_are_those_of_the_c_kernel() -> None:

@@ -25,6 +25,8 @@ from tests.browser.contributing import (
 from tests.browser.raw_chromium import RawChromium, Tab, raw_chromium
 from tests.swarm.cutting_proxy import CuttingProxy
 
+pytestmark = pytest.mark.long
+
 NETWORK = r"net::ERR_|WebSocket|Failed to load resource"  # what Chromium itself writes when a connection breaks
 NOBODY = ("127.0.0.1", 9)  # a port where nothing listens
 SLICES = "/api/slices/"

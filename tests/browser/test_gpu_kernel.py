@@ -84,6 +84,7 @@ def test_the_same_bits_as_webassembly_in_the_same_tab(page: SharedPage) -> None:
     assert found == dict.fromkeys(found, 0)
 
 
+@pytest.mark.long
 def test_webassembly_checks_it_with_fresh_numbers(page: SharedPage) -> None:
     said = page.evaluate("import('/fresh_checks.js').then((checks) => checks.checkGpu())", seconds=SLOW_S)
     differs = (
@@ -92,12 +93,14 @@ def test_webassembly_checks_it_with_fresh_numbers(page: SharedPage) -> None:
     assert said == ["right", f"KernelError: {differs}", 0]
 
 
+@pytest.mark.long
 def test_programs_for_many_pairs_without_packed_products_and_cut_into_small_submissions(page: SharedPage) -> None:
     found = check(page, "tiled")
     assert len(found) == 4
     assert found == {key: [0, 0, 0] for key in found}
 
 
+@pytest.mark.long
 def test_a_measurement_chooses_what_the_shaders_have(page: SharedPage) -> None:
     chosen = check(page, "measured")
     assert chosen["lanes"] in {2, 4, 8, 16}
@@ -109,6 +112,7 @@ def test_a_software_adapter_is_refused_without_the_switch(page: SharedPage) -> N
     assert said == "GpuUnavailableError: google swiftshader is a software adapter; WebAssembly is faster"
 
 
+@pytest.mark.long
 def test_a_crash_fails_calls_at_once_and_a_new_kernel_computes(static_url: str) -> None:
     async def scenario(browser: Chromium) -> None:
         page = await browser.open(f"{static_url}/blank.html")
@@ -139,11 +143,13 @@ def described_with_fault(static_url: str, name: str, right: str, wrong: str) -> 
     return browse(scenario, seconds=SLOW_S)
 
 
+@pytest.mark.long
 def test_a_device_that_miscomputes_packed_products_is_used_without_them(static_url: str) -> None:
     said = described_with_fault(static_url, "dot_packed.wgsl", "dot4I8Packed(", "1 + dot4I8Packed(")
     assert said.startswith("google swiftshader, dot_plain, ")
 
 
+@pytest.mark.long
 def test_a_device_that_miscomputes_is_refused_with_the_digest_that_differs(static_url: str) -> None:
     said = described_with_fault(static_url, "silu.wgsl", "378194u", "370000u")
     assert said.startswith("KernelError: the kernel failed its self-test: outputs of the first expert have digest ")

@@ -36,6 +36,7 @@ def test_builds_in_the_repository_are_those_of_the_sources() -> None:
     assert record["sources"] == source_digest(), "csrc/ changed: run `python -m tools.build_wasm`"
 
 
+@pytest.mark.long
 def test_rebuilding_gives_the_same_behaviour(tmp_path: Path) -> None:
     made = build_all(tmp_path)
     assert sorted(path.name for path in made) == sorted(path.name for path in WASM_DIR.glob("*.wasm"))

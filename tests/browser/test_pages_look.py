@@ -102,6 +102,7 @@ def test_every_page_is_sound(site: ServiceProcess, size: str, scheme: str) -> No
     assert look(size, scheme, scenario) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("size", "scheme"), [("desktop", "light"), ("phone", "dark")])
 def test_the_staffs_page_is_sound(site: ServiceProcess, size: str, scheme: str) -> None:
     async def scenario(browser: Chromium) -> list[str]:
@@ -116,6 +117,7 @@ def test_the_staffs_page_is_sound(site: ServiceProcess, size: str, scheme: str) 
     assert look(size, scheme, scenario) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("size", "scheme"), [("desktop", "dark"), ("phone", "light")])
 def test_every_state_of_the_contributing_tab_is_sound(site: ServiceProcess, size: str, scheme: str) -> None:
     async def scenario(browser: Chromium) -> list[str]:

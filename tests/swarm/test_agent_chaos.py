@@ -28,6 +28,8 @@ from kvasir_site.supervisor.local_slices import share_budget
 from tests.swarm.agent_process import AgentProcess
 from tests.swarm.service_process import PATIENCE_S, ROOT, ServiceProcess, service_process
 
+pytestmark = pytest.mark.long
+
 MODEL = ROOT / "models" / "kvasir-demo-moe.q4_k_m.gguf"
 PROMPT = "The old dog was"
 LEASE_S = 6.0

@@ -6,8 +6,12 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from benchmarks.bench_exact import ROOT
 from benchmarks.bench_slices import Figures, as_keys
+
+pytestmark = pytest.mark.long
 
 
 def test_bench_market() -> None:

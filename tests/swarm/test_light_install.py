@@ -12,6 +12,8 @@ import pytest
 
 from tests.swarm.swarm import cut
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "models" / "kvasir-demo-moe.q4_k_m.gguf"
 

@@ -42,6 +42,8 @@ from tests.swarm.redis_fixture import running_redis
 from tests.swarm.swarm import cut
 from tests.swarm.web_process import WebProcess, web_process
 
+pytestmark = pytest.mark.long
+
 SEED = 20
 N_GENERATIONS = 50
 N_TOKENS = 8

@@ -25,6 +25,8 @@ from tests.swarm.relay_process import PATIENCE_S, relay_process
 from tests.swarm.slow_proxy import slow_proxy
 from tests.swarm.swarm import LoopThread, cut, even_parts, serving
 
+pytestmark = pytest.mark.long
+
 MODEL = Path(__file__).resolve().parents[2] / "models" / "kvasir-demo-moe.q4_k_m.gguf"
 N_TOKENS = 6
 PARAMS = SamplingParams(temperature=0.8, seed=3, max_tokens=N_TOKENS)

@@ -9,6 +9,8 @@ from benchmarks.audit.simulated import Detection, simulate
 from benchmarks.audit.swarm import LyingRun
 from benchmarks.bench_audit import ShareFigures, as_keys, as_table
 
+pytestmark = pytest.mark.long
+
 HONEST = LyingRun(0, frozenset(), frozenset(), 10, 0, False, None)
 CAUGHT = LyingRun(3, frozenset("ab"), frozenset("abc"), 90, 4, True, 80)
 FIGURES = {0.01: ShareFigures(Detection(50.0, 60.25, 200, 6400.0), CAUGHT, HONEST, HONEST)}

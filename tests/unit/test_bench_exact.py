@@ -7,9 +7,12 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
 
 from benchmarks.bench_exact import ROOT
 from benchmarks.exact.demo import cut_windows, read
+
+pytestmark = pytest.mark.long
 
 ARCH_KEYS = {
     "max_abs_llamacpp",

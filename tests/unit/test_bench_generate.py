@@ -6,8 +6,12 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from benchmarks.bench_generate import ratio
 from benchmarks.shape.generate_decode import ROOT
+
+pytestmark = pytest.mark.long
 
 
 def test_quick_run_prints_the_named_keys() -> None:

@@ -18,6 +18,8 @@ from kvasir.slicing.model_card import ModelCard
 from tests.oracles.llama_cpp import LlamaCpp
 from tests.unit.test_bench_keys import quick_run
 
+pytestmark = pytest.mark.long
+
 
 def test_a_made_model_is_the_same_to_llama_cpp(tmp_path_factory: pytest.TempPathFactory) -> None:
     path = write_real_shape(tmp_path_factory.mktemp("shape") / "model.gguf", QUICK_SHAPE)
@@ -77,7 +79,7 @@ def test_bench_long_context() -> None:
 
 
 def test_the_profile_of_a_step_has_every_part_and_case() -> None:
-    figures = quick_run("step_profile")["step_ms"]
+    figures = quick_run("shape.step_profile")["step_ms"]
     assert list(figures) == [f"{batch}{way}" for batch in (1, 8, 64) for way in ("", " over the relay")]
     for case, by_part in figures.items():
         assert tuple(by_part) == ROWS

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from benchmarks.bench_speculate import FIGURES, ROUND_TRIPS_MS, TEXTS
 from benchmarks.speculate.mtp import MTP_FIGURES, RIGHT_SHARES
 from tests.unit.test_bench_keys import quick_run
+
+pytestmark = pytest.mark.long
 
 
 def test_bench_speculate() -> None:

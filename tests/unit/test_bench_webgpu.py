@@ -13,6 +13,8 @@ from kvasir.kernels.gpu.device import GpuDevice, open_device
 from kvasir.kernels.gpu.tables import Tunables
 from kvasir.kernels.selftest_inputs import plain_rows
 
+pytestmark = pytest.mark.long
+
 SHAPE = (512, 256)
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.unit.test_bench_keys import quick_run
+
+pytestmark = pytest.mark.long
 
 
 def test_bench_wire() -> None:
