@@ -1,4 +1,4 @@
-"""How soon lies are found, what they reach, and what checking costs.
+"""Measure how soon lies are found, what they reach, and what checking costs.
 
 `python -m benchmarks.bench_audit [--json] [--quick]`. Detection is simulated over the production rules and seen once in
 the real engine; what reaches a text and what checking costs is the real engine alone. METHODOLOGY.md says what each
@@ -40,7 +40,7 @@ UNPROVEN = TrustPolicy(proven_after=10**9)
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is measured. Prompts by share of lies: rarer lies need more replies to be found."""
+    """The extent of a run. Prompts by share of lies: rarer lies need more replies to be found."""
 
     n_runs: int
     n_prompts: Mapping[float, int]

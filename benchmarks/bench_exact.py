@@ -1,4 +1,4 @@
-"""How far the engine is from llama.cpp and from float64, and whether sharding changes a bit.
+"""Measure how far the engine is from llama.cpp and from float64, and whether sharding changes a bit.
 
 `python -m benchmarks.bench_exact [--json] [--quick] [--text FILE]`. Tiny random models of every architecture, and the
 demo model on a text. llama.cpp runs in a process of its own, workers in processes of theirs. Nothing here is timed.
@@ -39,7 +39,7 @@ PPL_TOLERANCE = 0.005
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is measured."""
+    """The extent of a run."""
 
     architectures: Sequence[str]
     shape: TinyShape

@@ -1,4 +1,4 @@
-"""What an expert costs per row, how exact it is, and what the whole worker path adds, in the real shape.
+"""Measure what an expert costs per row, how exact it is, and what the whole worker path adds, in the real shape.
 
 `python -m benchmarks.bench_expert [--json] [--quick]`. One layer of 64 experts of 3072 x 1024 (gate and up in Q4_K,
 down in Q6_K), top-8, 1 to 512 tokens a call, one thread. The reference is ggml's `mul_mat_id`
@@ -33,7 +33,7 @@ WORKER_GOAL = 1.15
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What was measured, by number of tokens."""
+    """The figures of a run, by number of tokens."""
 
     isa: str
     speed: Mapping[int, Speed]

@@ -1,4 +1,4 @@
-"""Whether one coordinator opens and runs the whole 122B shape within its memory.
+"""Check whether one coordinator opens and runs the whole 122B shape within its memory.
 
 `python -m benchmarks.bench_full_shape [--json] [--quick] [--folder DIR]`. The model is a sparse file of its true size
 (74 GB, of which some MB are stored): 48 layers, 256 experts each, 248,320 tokens, every weight 0. It is opened with
@@ -34,7 +34,7 @@ N_SLOT, N_CTX = 4, 4096
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What was measured; times are wall seconds."""
+    """The figures of a run; times are wall seconds."""
 
     model_bytes: int
     stored_bytes: int

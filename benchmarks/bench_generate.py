@@ -35,7 +35,7 @@ Engine = Callable[[Prompts], float]  # tokens a second
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is measured."""
+    """The extent of a run."""
 
     n_rounds: int
     n_tokens: int  # of each sequence

@@ -1,4 +1,5 @@
-"""What computing busy experts on the backbone brings: calls served against memory, and tokens a second at 20 ms.
+"""Measure what computing busy experts on the backbone brings: calls served against memory, and tokens a second at 20
+ms.
 
 `python -m benchmarks.bench_hot_cache [--json] [--quick]`. Shares: the demo model's own routing of the stories of
 tests/data, against LRU and the best fixed set. Tokens a second: the same model over four emulated phones behind a round

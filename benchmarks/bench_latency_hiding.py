@@ -1,4 +1,4 @@
-"""What a round trip costs: the same emulated workers at 0, 5, 20 and 50 ms, with 1, 8 and 64 requests at once.
+"""Measure what a round trip costs: the same emulated workers at 0, 5, 20 and 50 ms, with 1, 8 and 64 requests at once.
 
 `python -m benchmarks.bench_latency_hiding [--json] [--quick] [--folder DIR]`. The service's core chooses how many
 micro-batches are in flight, as in production; beside it 64 requests run with one micro-batch alone. The clock is the

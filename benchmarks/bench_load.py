@@ -1,4 +1,4 @@
-"""How fast a model of the 122B shape opens and is cut, and what memory a worker of 64 of its experts takes.
+"""Measure how fast a model of the 122B shape opens and is cut, and what memory a worker of 64 of its experts takes.
 
 `python -m benchmarks.bench_load [--json] [--quick]`. The model is a sparse file of its true size (78 GB, of which
 0.4 GB is stored), made in a temporary folder. Opening means index, model card and fingerprint. Times are wall times
@@ -36,7 +36,7 @@ RANGES = (ExpertRange(0, 0, 32), ExpertRange(1, 0, 32))
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What was measured; times in seconds."""
+    """The figures of a run; times in seconds."""
 
     model_bytes: int
     stored_bytes: int
@@ -138,7 +138,7 @@ def _plan_seconds(model: Path) -> float:
 
 
 def _copy(folder: Path, plan: SlicePlan) -> None:
-    """What any program can do with these bytes at best: copy the finished file."""
+    """Return what any program can do with these bytes at best: copy the finished file."""
     target = folder / "copy.gguf"
     shutil.copyfile(folder / "slice.gguf", target)
     with target.open("rb") as file:

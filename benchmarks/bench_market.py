@@ -1,4 +1,4 @@
-"""What the market costs and whether it keeps its word: 10,000 workers with 64 experts each of 48 x 256.
+"""Measure what the market costs and whether it keeps its word: 10,000 workers with 64 experts each of 48 x 256.
 
 `python -m benchmarks.bench_market [--json] [--quick]`. Demand and volunteering are measured in turns with a dictionary
 in this process and with SQLite; through HTTP against the site as a process. Healing runs on a virtual clock.

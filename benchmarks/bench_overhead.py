@@ -1,4 +1,4 @@
-"""What the whole way to a worker costs: real processes through the relay on loopback, against one process.
+"""Measure what the whole way to a worker costs: real processes through the relay on loopback, against one process.
 
 `python -m benchmarks.bench_overhead [--json] [--quick] [--folder DIR]`. One thread each in this process and in one
 worker that holds every expert, so at any moment one thread computes in both ways of running; what sharding adds is

@@ -1,4 +1,4 @@
-"""What the relay costs, against the least that a relay can be: one written with the `websockets` library alone.
+"""Measure what the relay costs, against the least that a relay can be: one written with the `websockets` library alone.
 
 `python -m benchmarks.bench_relay [--json] [--quick]`. Both run as processes and carry the same load in turns: small
 frames to 16 workers, 16 under way, one bundle a step; and frames of 3 MB to one worker, two under way. CPU is the

@@ -40,7 +40,7 @@ STEP_ROWS = 256  # as the service's default
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is measured."""
+    """The extent of a run."""
 
     n_rounds: int
     n_tokens: int  # of each request

@@ -1,4 +1,4 @@
-"""How fast the site serves slices, against nginx with the same bytes of the same file.
+"""Measure how fast the site serves slices, against nginx with the same bytes of the same file.
 
 `python -m benchmarks.bench_slices [--json] [--quick]`. Eight clients fetch 100 MB each, all at once, each another
 part: from the site as a Range of a slice (through token, plan and relay's server), from nginx as a Range of the model

@@ -1,4 +1,4 @@
-"""What drafts bring: tokens a second and steps a token with and without them, near and far from the workers.
+"""Measure what drafts bring: tokens a second and steps a token with and without them, near and far from the workers.
 
 `python -m benchmarks.bench_speculate [--json] [--quick]`. The demo model at batch 1, 8 and 64, with free text and with
 text that repeats its prompt; answers of experts come at once, or a round trip of 20 ms later. The clock is this
@@ -126,7 +126,7 @@ def as_keys(rounds: Rounds) -> dict[str, Any]:
 
 
 def describe() -> dict[str, str]:
-    """Where and of what this is."""
+    """Return where and of what this is."""
     return {"machine": describe_machine(), "commit": describe_commit()}
 
 

@@ -1,4 +1,4 @@
-"""What it costs to keep where each token was computed: decoding with traces and without, taken in turns.
+"""Measure what it costs to keep where each token was computed: decoding with traces and without, taken in turns.
 
 `python -m benchmarks.bench_trace [--json] [--quick]`. Greedy decoding of the demo model over two local worker processes
 and the backbone's own replica, at batch 1 and 32; every answer's last 64 tokens are traced, counted and put into the
@@ -40,7 +40,7 @@ Prompts = Sequence[Sequence[int]]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is measured."""
+    """The extent of a run."""
 
     n_rounds: int
     n_tokens: int  # of each sequence

@@ -35,7 +35,7 @@ PREFILL = "pp"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is measured: decode steps by batch, the tokens of the long prompt, rounds, and the model's shape."""
+    """The cases of a run: decode steps by batch, the tokens of the long prompt, rounds, and the model's shape."""
 
     shape: RealShape
     n_steps: Mapping[int, int]
@@ -66,7 +66,7 @@ Speeds = dict[str, dict[str, list[float]]]  # tokens a CPU second by case ("1", 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What was measured."""
+    """The figures of a run."""
 
     speeds: Speeds
     peak_bytes: Mapping[str, int]  # resident at most, pages of the file included, by engine

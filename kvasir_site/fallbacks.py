@@ -13,7 +13,7 @@ from kvasir_site.page_middleware import is_for_people
 
 
 def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
-    """A path that nobody serves."""
+    """Answer a path that no route serves."""
     if is_for_people(request) and "text/html" in request.headers.get("Accept", ""):
         return render(request, "frontend/not_found.html", status=404)
     return api_errors.not_found(request, exception)

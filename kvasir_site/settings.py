@@ -97,7 +97,7 @@ CELERY_TASK_IGNORE_RESULT = True
 CELERY_WORKER_POOL = "threads"
 CELERY_TASK_ACKS_LATE = False  # a request is never generated twice: see backbone/tasks.py
 CELERY_WORKER_DISABLE_PREFETCH = True  # what a busy backbone cannot start stays on the queue for another one
-CELERY_WORKER_ENABLE_REMOTE_CONTROL = False  # nobody asks, and whoever reaches Redis cannot command
+CELERY_WORKER_ENABLE_REMOTE_CONTROL = False  # unused, and access to Redis must not allow commands
 CELERY_BROKER_CONNECTION_MAX_RETRIES = None
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 
@@ -113,7 +113,7 @@ KVASIR_KEY_BURST = max(1, KVASIR_KEY_RATE * 256 // 600)  # an agent that asks fo
 KVASIR_ADDRESS_RATE = ENVIRONMENT[v.ADDRESS_RATE]
 KVASIR_ADDRESS_BURST = max(1, KVASIR_ADDRESS_RATE * 512 // 1200)
 KVASIR_PROXY_HOPS = ENVIRONMENT[v.PROXY_HOPS]
-if KVASIR_PROXY_HOPS:  # the operator's own proxy says whether the client came over TLS; nobody else is believed
+if KVASIR_PROXY_HOPS:  # only the operator's own proxy is believed about TLS
     SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
     SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = True
 KVASIR_METRICS_OPEN = ENVIRONMENT[v.METRICS_OPEN]

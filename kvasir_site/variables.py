@@ -35,7 +35,7 @@ DEMO_MODEL = BASE_DIR / "models" / "kvasir-demo-moe.q4_k_m.gguf"
 MOST_PROCESSES = 64
 VARIABLES: list[Variable[Any]] = []
 
-# What used to be a setting, and what to do now. The start stops at one of these, so that nobody relies on it unnoticed.
+# Former settings, each with what to do instead. The start stops at one of these, so that it is not relied on unnoticed.
 BURST = "remove it; how many requests may come at once follows from the rate"
 MEASURED = "remove it; the backbone measures what pays"
 FIXED = "remove it; the value is fixed"

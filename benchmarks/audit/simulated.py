@@ -1,4 +1,4 @@
-"""How long a lying worker stays unnoticed, simulated over the production rules of trust.
+"""Measure how long a lying worker stays unnoticed, simulated over the production rules of trust.
 
 Every reply of a proven worker is sampled with the share that `audit_share` gives at that moment; a sampled lie ends the
 run. Only samples change anything, so the replies between two of them are drawn as one number.

@@ -47,7 +47,7 @@ class LyingRun:
 
     @property
     def are_all_flagged(self) -> bool | None:
-        """Whether every affected request is flagged; None while the liar is not caught."""
+        """Return whether every affected request is flagged; None while the liar is not caught."""
         return self.affected <= self.flagged if self.is_caught else None
 
 

@@ -1,4 +1,5 @@
-"""What an expert costs per row on a GPU: KX1 in WGSL, a float kernel by turns with it, and torch where it has a GPU.
+"""Measure what an expert costs per row on a GPU: KX1 in WGSL, a float kernel by turns with it, and torch where it has
+a GPU.
 
 Called by `bench_webgpu`. On a software adapter the figures are CPU times of this process, which computes; on a real GPU
 wall times. KX1's bits are compared with the C kernel's in every call that is timed, and with the golden vectors.
@@ -113,7 +114,7 @@ def _measure(
 
 
 def meets_golden_vectors(kernel: GpuKX1Kernel) -> bool:
-    """Whether every golden expert comes out to the bit, by matvec and by tiles, and the self-test with them."""
+    """Return whether every golden expert comes out to the bit, by matvec and by tiles, and the self-test with them."""
     for tunables in CHOICES[1:]:
         kernel.set_tunables(tunables)
         for case in (case for case in HEADER["cases"] if case["kind"] in {"expert", "expert hash"}):

@@ -1,4 +1,5 @@
-"""What an expert costs per row in Chromium, in WebAssembly and on its software GPU, and what a redraw of the map costs.
+"""Measure what an expert costs per row in Chromium, in WebAssembly and on its software GPU, and what a redraw of the
+map costs.
 
 Called by `bench_webgpu`. Wall times of one page, since a page has no CPU time: read them beside a machine that does
 nothing else. Both kernels compute the same rows, and their bits are compared with each other and with the C kernel's.
@@ -68,7 +69,7 @@ def measure_browser_speed(
 
 
 def _native_hashes(shape: tuple[int, int], n_experts: int, runs: Mapping[int, int]) -> dict[str, list[str]]:
-    """What the C kernel gives for every call of `runs`: one more a number of rows than is timed."""
+    """Return what the C kernel gives for every call of `runs`: one more a number of rows than is timed."""
     experts = native_experts(shape, n_experts)
     hashes = {}
     for n_rows, n_runs in runs.items():

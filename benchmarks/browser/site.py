@@ -1,4 +1,4 @@
-"""What a page of the site weighs before anything is kept, and how far a contributing tab is from the backbone.
+"""Measure what a page of the site weighs before anything is kept, and how far a contributing tab is from the backbone.
 
 Called by `bench_webgpu`: starts the whole service, opens its pages in Chromium, makes one of them a worker and asks for
 tokens until the backbone has timed it. The shaders are not counted: a device without a GPU never loads them.

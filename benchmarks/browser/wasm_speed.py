@@ -1,4 +1,5 @@
-"""What an expert costs per row in WebAssembly, in node, and how that compares with AVX2: the same bytes, by turns.
+"""Measure what an expert costs per row in WebAssembly, in node, and how that compares with AVX2: the same bytes, by
+turns.
 
 Called by `bench_webgpu`. One thread; CPU times, medians of rounds in which every build and AVX2 take their turn on the
 same experts; all must give the same bits. Experts are taken from more memory than caches hold.

@@ -1,4 +1,4 @@
-"""What a picture of a benchmark shows, without how it is drawn: lines over numbers, or bars by group.
+"""Measure what a picture of a benchmark shows, without how it is drawn: lines over numbers, or bars by group.
 
 `curves` makes charts from figures, `svg_chart` draws them. Values are finite; a chart that shows nothing is refused.
 """
@@ -14,7 +14,7 @@ from kvasir.errors import ConfigError
 
 
 class Scale(Enum):
-    """How an axis is divided."""
+    """The division of an axis."""
 
     LINEAR = "linear"  # from 0
     LOG = "log"  # values above 0 only

@@ -15,7 +15,7 @@ Figures = Mapping[str, Any]
 
 
 def by_name(figures: Figures, *keys: str) -> Mapping[str, Any]:
-    """What lies below a path of keys, by name."""
+    """Return what lies below a path of keys, by name."""
     found: Any = figures
     for number, key in enumerate(keys, start=1):
         found = found.get(key)
@@ -110,7 +110,7 @@ def vs_llamacpp(figures: Figures) -> Chart:
 
 
 def overhead(figures: Figures) -> Chart:
-    """What sharding costs."""
+    """Return what sharding costs."""
     patterns = {
         "replies in f32, wall": "overhead_pct_{}",
         "f32, CPU": "overhead_cpu_pct_{}",

@@ -34,7 +34,8 @@ def main() -> None:
 
 
 def pictures(folder: Path) -> dict[Path, str]:
-    """What every picture of a folder has to be. Raises ConfigError, naming the file, for figures that do not fit."""
+    """Return what every picture of a folder has to be. Raises ConfigError, naming the file, for figures that do not
+    fit."""
     wanted = {}
     for path in sorted(folder.glob("*.json")):
         curve = CURVES.get(path.stem)

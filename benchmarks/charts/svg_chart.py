@@ -110,7 +110,7 @@ def _horizontal(kind: str, y: float) -> str:
 
 
 def _legend(chart: Chart) -> list[str]:
-    """What every line, bar and limit is, from left to right."""
+    """Return what every line, bar and limit is, from left to right."""
     parts, x = [], 16.0
     for order, one in enumerate(chart.series):
         swatch, width = (_bar_swatch(order, x), 18) if chart.groups else (_line_swatch(order, x, one), 28)

@@ -1,6 +1,6 @@
 """Right answers of emulated workers: computed by the real kernel once, and kept for runs that ask the same again.
 
-A kernel's output depends on row and expert alone, so runs with the same prompts share their answers whatever worker is
+A kernel's output depends on row and expert alone, so runs with the same prompts share their answers whichever worker is
 asked. `emulator.worker` computes through this.
 """
 
@@ -25,7 +25,7 @@ class AnswerBook:
         self._known: dict[_Key, FloatRows] = {}
 
     def outputs(self, experts: LoadedExperts, rows: EncodedRows, pair_rows: Pairs, expert_ids: Pairs) -> FloatRows:
-        """What `experts.compute` gives: f32 [n_pairs, d_model]."""
+        """Return what `experts.compute` gives: f32 [n_pairs, d_model]."""
         row_keys = [row.tobytes() for row in rows]
         pairs = zip(pair_rows.tolist(), expert_ids.tolist(), strict=True)
         keys = [(experts.layer, expert, row_keys[row]) for row, expert in pairs]

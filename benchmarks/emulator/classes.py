@@ -1,4 +1,4 @@
-"""What an emulated worker and its link are like, and how long bytes take on their way. Pure: time comes in.
+"""Measure what an emulated worker and its link are like, and how long bytes take on their way. Pure: time comes in.
 
 `emulator.worker` sends through these.
 """
@@ -44,7 +44,8 @@ PHONE = WorkerClass("phone", pair_s=3e-3, call_s=1e-3)
 BROWSER = WorkerClass("browser", pair_s=0.5e-3, call_s=2e-3)
 # A desktop whose GPU shares the machine's memory, assumed: 5.3 MB at 50 GB/s.
 DESKTOP = WorkerClass("desktop", pair_s=0.1e-3, call_s=1e-3)
-# A graphics card, assumed, as none was at hand to be measured: 5.3 MB at 260 GB/s, as if each row read its expert anew.
+# A graphics card, assumed, as none was at hand to be measured: 5.3 MB at 260 GB/s, as if each row read its expert
+# again.
 # Upload, launch and reading back are in the time of a frame.
 GPU = WorkerClass("gpu", pair_s=0.02e-3, call_s=1e-3)
 WIFI_BYTES_S = 100e6 / 8
@@ -67,7 +68,7 @@ class Port:
         self.n_bytes = 0
 
     def passed(self, now: float, n_bytes: int) -> float:
-        """When `n_bytes` that come now are through."""
+        """Return when `n_bytes` that come now are through."""
         self.n_bytes += n_bytes
         self._is_free_at = max(now, self._is_free_at) + n_bytes / self._bytes_s
         return self._is_free_at
@@ -82,7 +83,7 @@ class Flight:
         self._last = 0.0
 
     def arrival(self, now: float) -> float:
-        """When a frame that leaves now arrives."""
+        """Return when a frame that leaves now arrives."""
         late = self._link.round_trip_s / 2 + self._link.jitter_s * float(self._rng.random())
         self._last = max(now + late, self._last)
         return self._last

@@ -36,7 +36,7 @@ class CpuLoop(asyncio.SelectorEventLoop):
 
     @contextmanager
     def free(self) -> Iterator[None]:
-        """What is done inside takes no time: it stands for work that others do."""
+        """Return what is done inside takes no time: it stands for work that others do."""
         began = time.thread_time()
         try:
             yield

@@ -29,7 +29,7 @@ from backbone.sampling_params import SamplingParams
 from benchmarks.emulator.clock import CpuLoop
 from market.coverage.scarcity import Counts
 
-PATIENCE_S = 1000.0  # nobody is late in an emulation without losses, however slow it is
+PATIENCE_S = 1000.0  # no answer is late in an emulation without losses, however slow it runs
 REPLAN_S = 0.5
 NEVER = -100.0  # added to a logit
 VISITOR = "visitor"
@@ -53,7 +53,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Emulated:
-    """What came of a run. `utilisation` is the share of the timed part in which the backbone computed."""
+    """The outcome of a run. `utilisation` is the share of the timed part in which the backbone computed."""
 
     token_ids: list[list[int]]
     tok_s: float
@@ -64,7 +64,7 @@ class Emulated:
 
 
 class _Moment(NamedTuple):
-    """When a token came: on the loop's clock, after how much work of the backbone, with so many groups in use."""
+    """When a token came: on the loop's clock, after how much work of the backbone, and the number of groups in use."""
 
     at: float
     busy_s: float
@@ -84,7 +84,7 @@ class _Log:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     def begin(self, n_jobs: int) -> None:
-        """From now on so many more jobs are to end."""
+        """Wait from now on for this number of jobs to end."""
         self.n_jobs, self.n_ended = n_jobs, 0
         self.ended.clear()
 

@@ -35,7 +35,7 @@ BACKBONE_BYTES_S = 1e9 / 8
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """A dispatch under way: its answer is put together from so many parts."""
+    """A dispatch under way: its answer is put together from several parts."""
 
     future: Future[Answer]
     answer: Answer
@@ -97,7 +97,7 @@ class EmulatedSwarm:
         return {name: member.worker.busy_s for name, member in self._members.items()}
 
     def coverage(self) -> ReplicaMap:
-        """What the connected workers hold."""
+        """Return what the connected workers hold."""
         return self._coverage
 
     def live(self) -> frozenset[str]:
@@ -106,7 +106,7 @@ class EmulatedSwarm:
         return frozenset(name for name, m in self._members.items() if m.is_connected and m.health.is_live(now))
 
     def measurements(self) -> Mapping[str, Measured]:
-        """How fast each worker answers."""
+        """Return how fast each worker answers."""
         return {name: replace(m.meter.measured, share=m.health.share) for name, m in self._members.items()}
 
     def node_of(self, worker_id: str) -> str:
@@ -148,7 +148,7 @@ class EmulatedSwarm:
         return call.future
 
     def _clock(self) -> float:
-        """For the meters: a pool's own thread notes when an answer came, whatever the engine computes meanwhile."""
+        """For the meters: a pool's own thread notes when an answer came, also while the engine computes."""
         return self._loop.time() if self._arrival is None else self._arrival
 
     def _received(self, worker_id: str, data: bytes, at: float) -> None:

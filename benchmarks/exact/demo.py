@@ -31,7 +31,7 @@ WINDOW = 256
 
 
 class Reading(NamedTuple):
-    """What one engine made of all windows."""
+    """One engine's results for all windows."""
 
     perplexity: float
     greedy: npt.NDArray[np.int64]  # the likeliest next token at each scored position

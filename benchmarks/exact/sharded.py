@@ -1,4 +1,5 @@
-"""Whether generation over worker processes gives the bits of one process. `bench_exact` and `bench_generate` use it.
+"""Check whether generation over worker processes gives the bits of one process. `bench_exact` and `bench_generate` use
+it.
 
 Two worker processes with half of each layer's experts each, over loopback TCP; every logit is compared.
 """
@@ -47,7 +48,7 @@ def two_workers(loaded: LoadedModel, folder: Path, n_threads: int) -> Iterator[E
 
 
 def is_sharded_identical(path: Path, folder: Path) -> bool:
-    """Whether every token and every logit is equal, with every routed pair computed by the workers."""
+    """Return whether every token and every logit is equal, with every routed pair computed by the workers."""
     folder.mkdir()
     with LoadedModel.open(path, n_slot=len(PROMPTS), n_ctx=64) as loaded:
         alone = generate(loaded, NoWorkers(), PROMPTS, GREEDY)

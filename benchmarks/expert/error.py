@@ -1,4 +1,5 @@
-"""How far an expert's output is from float64 on the dequantised weights, ours and ggml's, for `bench_expert`."""
+"""Measure how far an expert's output is from float64 on the dequantised weights, ours and ggml's, for
+`bench_expert`."""
 
 from __future__ import annotations
 

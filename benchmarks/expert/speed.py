@@ -1,4 +1,4 @@
-"""What an expert costs per row, ours and ggml's, and what the memory could deliver, for `bench_expert`."""
+"""Measure what an expert costs per row, ours and ggml's, and what the memory could deliver, for `bench_expert`."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _expert_bytes(experts: LayerExperts) -> int:
 
 
 def _stream_bytes_per_s(experts: LayerExperts) -> float:
-    """How fast one thread reads the mapped weights when it does next to nothing with them."""
+    """Return how fast one thread reads the mapped weights when it does next to nothing with them."""
     data = experts.gate.data.reshape(-1)
     words = data[: data.size // 8 * 8].view(np.uint64)
     return words.nbytes / _cpu_seconds(lambda: np.bitwise_xor.reduce(words))

@@ -35,7 +35,7 @@ N_AT_ONCE = 200
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is done."""
+    """The extent of a run."""
 
     shape: ModelShape
     n_workers: int

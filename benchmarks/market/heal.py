@@ -1,4 +1,4 @@
-"""How long the swarm lacks replicas after half of its workers vanish: real market, real Redis, virtual clock.
+"""Measure how long the swarm lacks replicas after half of its workers vanish: real market, real Redis, virtual clock.
 
 What it models: workers beat each 15 s; half of them stop at the same moment; as many others wait, who ask again when
 they were told to, are promised a range, fetch it at DOWNLOAD_BYTES_S and then beat. What it does not: losses on the

@@ -27,14 +27,14 @@ class DictMarket:
         self.held: dict[str, ExpertRange] = {}
 
     def counts(self) -> Counts:
-        """Replicas, counted anew."""
+        """Count the replicas again."""
         counts = np.zeros((self.facts.n_layer, self.facts.n_expert), np.int64)
         for item in self.held.values():
             counts[item.layer, item.start : item.stop] += 1
         return counts
 
     def demand(self) -> bytes:
-        """The answer, written anew."""
+        """Write the answer again."""
         return _written(self.facts, self.counts(), self.targets)
 
     def volunteer(self, n_experts: int) -> ExpertRange | None:
@@ -61,7 +61,7 @@ class SqliteMarket:
         self._database.execute("INSERT OR REPLACE INTO held VALUES (?, ?, ?, ?, ?)", row)
 
     def counts(self) -> Counts:
-        """Replicas, counted anew."""
+        """Count the replicas again."""
         rows = np.array(self._database.execute("SELECT layer, start, stop FROM held WHERE expires > 0").fetchall())
         steps = np.zeros((self.facts.n_layer, self.facts.n_expert + 1), np.int64)
         if len(rows):
@@ -71,7 +71,7 @@ class SqliteMarket:
         return counts
 
     def demand(self) -> bytes:
-        """The answer, written anew."""
+        """Write the answer again."""
         return _written(self.facts, self.counts(), self.targets)
 
     def volunteer(self, worker: str, n_experts: int) -> None:

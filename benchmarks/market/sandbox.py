@@ -1,4 +1,5 @@
-"""What `bench_market` runs against: a Redis, the site as a process with a model of the 122B shape, and HTTP clients."""
+"""Measure what `bench_market` runs against: a Redis, the site as a process with a model of the 122B shape, and HTTP
+clients."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ async def read_records(socket: ClientConnection) -> list[tuple[int, bytes]]:
 
 
 def is_welcome(edge: int, data: bytes) -> bool:
-    """Whether a worker is there; the relay's own record before says who it is."""
+    """Return whether a worker is there; the relay's own record before says who it is."""
     return edge != RELAY_EDGE and HEADER.unpack_from(data)[2] == Kind.WELCOME
 
 

@@ -1,4 +1,5 @@
-"""What share of expert calls caches of a given size would serve: the production plan, LRU, and the best fixed set.
+"""Measure what share of expert calls caches of a given size would serve: the production plan, LRU, and the best fixed
+set.
 
 All go through the same recorded routing in the order of its tokens, one row a call. Only the second half counts: LRU is
 warm by then and the plan has seen calls, while the best fixed set is chosen in hindsight from that half itself.

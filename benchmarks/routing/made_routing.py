@@ -29,7 +29,7 @@ Weights = npt.NDArray[np.float32]  # [T, n_used] of the combine
 
 @dataclass(frozen=True, slots=True)
 class Habits:
-    """What is measured of a router."""
+    """The measured facts of a router."""
 
     busy_share: float
     lift: float

@@ -53,7 +53,8 @@ def demo_routing(max_windows: int | None = None) -> dict[int, Routed]:
 
 
 def calls_together(routed: Routed, n_expert: int) -> npt.NDArray[np.int64]:
-    """How many rows called each two experts: int64 [n_expert, n_expert]; the diagonal has rows that called one."""
+    """Return how many rows called each two experts: int64 [n_expert, n_expert]; the diagonal has rows that called
+    one."""
     pairs = (routed[:, :, None].astype(np.int64) * n_expert + routed[:, None, :]).reshape(-1)
     return np.bincount(pairs, minlength=n_expert * n_expert).reshape(n_expert, n_expert)
 

@@ -21,7 +21,7 @@ from kvasir.wire.split import split_dispatch
 
 
 class Reply(StrEnum):
-    """How workers answer."""
+    """The form of workers' answers."""
 
     F32 = "f32"
     F16 = "f16"
@@ -109,5 +109,5 @@ def _n_bytes(frame: Frame) -> int:
 
 
 def bits_of_value(n_up_bytes: int, n_rows: int, d_model: int) -> float:
-    """Mean width of a packed value when so many rows of sums took so many bytes."""
+    """Return the mean width of a packed value, given the rows of sums and the bytes they took."""
     return 8 * (n_up_bytes / n_rows - d_model / BLOCK) / d_model

@@ -1,4 +1,4 @@
-"""What sums cost in exactness: against the combine of the same outputs, beside KX1's own error against float64.
+"""Measure what sums cost in exactness: against the combine of the same outputs, beside KX1's own error against float64.
 
 `bench_wire` prints it, so that bytes are never shown without their price.
 """

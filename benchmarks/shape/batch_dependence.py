@@ -1,4 +1,4 @@
-"""Whether a bit of a sequence's logits depends on what runs beside it, or on how its prompt is cut.
+"""Check whether a bit of a sequence's logits depends on what runs beside it, or on how its prompt is cut.
 
 `bench_vs_llamacpp` runs it on the exact dense path.
 """

@@ -1,4 +1,4 @@
-"""Where a decode step's time goes: the profile behind `bench_generate`, and what a sampled token costs.
+"""Measure where a decode step's time goes: the profile behind `bench_generate`, and what a sampled token costs.
 
 `python -m benchmarks.shape.generate_profile [--batch N] [--sharded] [--sampler]`. cProfile slows Python down by about
 half, so read it for shares and numbers of calls. The sampler is timed without it.

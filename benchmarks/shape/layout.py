@@ -47,7 +47,7 @@ class RealShape:
         return 2 * self.n_k_head * self.d_state + self.d_value
 
     def has_full_attention(self, layer: int) -> bool:
-        """Whether a layer's mixer is full attention."""
+        """Return whether a layer's mixer is full attention."""
         return (layer + 1) % self.interval == 0
 
 

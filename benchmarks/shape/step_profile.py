@@ -1,4 +1,5 @@
-"""Where a decode step's time goes: CPU milliseconds by part, at batch 1, 8 and 64, in one process and over the relay.
+"""Measure where a decode step's time goes: CPU milliseconds by part, at batch 1, 8 and 64, in one process and over the
+relay.
 
 `python -m benchmarks.shape.step_profile [--json] [--quick] [--folder DIR]`. The model and the processes of
 `bench_overhead`, one thread each; prints the table of docs/develop/performance.md. Clocks around operations cost a

@@ -1,4 +1,5 @@
-"""What an MTP head costs the backbone at the 122B's shape, beside a step's dense path. Used by `bench_speculate`.
+"""Measure what an MTP head costs the backbone at the 122B's shape, beside a step's dense path. Used by
+`bench_speculate`.
 
 The head is one full-attention layer with 256 experts, all computed here, a joint projection, and the model's output
 over 248,320 tokens; weights are random blocks in the types of a Q4_K_M file.

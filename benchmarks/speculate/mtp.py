@@ -1,4 +1,4 @@
-"""What drafts of an MTP head bring where it is right as often as we choose. Used by `bench_speculate`.
+"""Measure what drafts of an MTP head bring where it is right as often as we choose. Used by `bench_speculate`.
 
 The model is made: its layers compute and add nothing, so that the next token is a function of the last one, and its
 head takes a chosen share of all tokens for others. The texts are walks through the vocabulary that seldom repeat

@@ -1,4 +1,5 @@
-"""What undoing rejected drafts costs where layers are recurrent, at the 122B's shape. Used by `bench_speculate`."""
+"""Measure what undoing rejected drafts costs where layers are recurrent, at the 122B's shape. Used by
+`bench_speculate`."""
 
 from __future__ import annotations
 

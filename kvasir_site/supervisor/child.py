@@ -91,7 +91,7 @@ class ChildProcess:
             self._process.terminate()
 
     def kill(self) -> None:
-        """SIGKILL for the process and whatever it started."""
+        """Send SIGKILL to the process and to all that it started."""
         if self._process is not None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)

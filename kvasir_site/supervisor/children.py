@@ -17,7 +17,7 @@ from kvasir_site.supervisor.redis_server import PrivateRedis
 from kvasir_site.supervisor.settings import UpSettings
 
 WEB, REDIS = "web", "redis"
-# Answers that are under way are finished first; then nobody needs workers, then nobody sockets, then nobody Redis.
+# Stop in this order: backbones finish their answers, then workers leave, then servers close, then Redis ends.
 BACKBONES_STOP, WORKERS_STOP, SERVERS_STOP, REDIS_STOPS = range(4)
 STOP_MARGIN_S = 10.0
 

@@ -51,7 +51,7 @@ def share_budget(model: Path, n_shares: int) -> int:
 
 
 def forget_work(directory: Path) -> None:
-    """Have local workers begin anew: their nodes were of another run. What they fetched stays in their caches."""
+    """Let local workers register again, since their nodes belong to another run. Their slice caches stay."""
     for state in directory.glob("*/state.json"):
         state.unlink()
 

@@ -103,7 +103,8 @@ class LocalWorker:
 
 
 class LocalWorkers:
-    """Several local workers as one context: all ready inside, all stopped after, whatever happened."""
+    """Run several local workers in one context: all are ready inside, and all are stopped after it, also after an
+    error."""
 
     def __init__(self, slice_paths: list[Path], log_dir: Path, *, n_threads: int | None = None) -> None:
         """Start nothing yet; logs go to `log_dir`."""

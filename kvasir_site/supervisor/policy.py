@@ -207,5 +207,5 @@ class Supervision:
 
 
 def delay_after(n_short_lives: int) -> float:
-    """Seconds until a child is started again that has lived briefly so many times in a row before."""
+    """Return the seconds until a child is started again, given how many times in a row it ended early."""
     return min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(n_short_lives, 16))

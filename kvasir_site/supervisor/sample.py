@@ -67,7 +67,8 @@ def served_model(base_url: str, key: str) -> str:
 
 
 def wait_for_workers(base_url: str, key: str, n_workers: int, deadline_s: float) -> None:
-    """Until a backbone says that so many workers may serve, being tested. Raises SampleFailed when the time is up."""
+    """Wait until a backbone reports that this number of tested workers may serve. Raises SampleFailed after the
+    deadline."""
     until = time.monotonic() + deadline_s
     while (n_found := _workers_now(base_url, key)) < n_workers:
         if time.monotonic() >= until:
@@ -76,7 +77,7 @@ def wait_for_workers(base_url: str, key: str, n_workers: int, deadline_s: float)
 
 
 def _workers_now(base_url: str, key: str) -> int:
-    """The most that any backbone has; 0 while nobody answers."""
+    """Return the largest number of any backbone; 0 while none answers."""
     try:
         reply = httpx.get(f"{base_url}/metrics", headers=_headers(key), timeout=LOOK_DEADLINE_S, trust_env=False)
     except httpx.HTTPError:
