@@ -1,4 +1,4 @@
-"""How web processes pass on what all of them must send: Channels' layer, in memory or in Redis. Called by `settings`.
+"""Channels' layer for messages that all web processes send on, in memory or in Redis. Called by `settings`.
 
 Only the dashboard's snapshots travel on it. Of a watcher that reads too slowly CAPACITY are kept, the rest is dropped.
 """

@@ -1,4 +1,4 @@
-"""What is answered where no view could: a page for people, the API's shape or a line of text for programs.
+"""Answers where no view could give one: a page for people, the API's shape or a line of text for programs.
 
 Named by `kvasir_site.urls` as its handler of 404; other errors have no page, since what failed might be the pages.
 """

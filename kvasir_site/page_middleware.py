@@ -21,7 +21,7 @@ PROGRAMS = ("/v1/", "/api/", "/static/", "/healthz", "/readyz", "/metrics", "/li
 
 
 def is_for_people(request: HttpRequest) -> bool:
-    """Whether this request is for a page."""
+    """Return whether this request is for a page."""
     return not request.path_info.startswith(PROGRAMS)
 
 
@@ -48,11 +48,11 @@ class LocaleMiddleware(_PagesOnly, locale.LocaleMiddleware):
 
 
 class AuthenticationMiddleware(_PagesOnly, auth.AuthenticationMiddleware):
-    """Who is signed in."""
+    """Attach the signed-in user to the request."""
 
 
 class MessageMiddleware(_PagesOnly, messages.MessageMiddleware):
-    """What the admin says after an action."""
+    """Carry the admin's messages after an action."""
 
 
 class CsrfViewMiddleware(_PagesOnly, csrf.CsrfViewMiddleware):

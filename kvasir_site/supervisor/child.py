@@ -27,7 +27,7 @@ KILL_DEADLINE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """What is started, and when it counts as ready. `is_ready` gets what the log says since the start."""
+    """One child: its command and its test of readiness. `is_ready` receives the log since the start."""
 
     plan: ChildPlan
     command: Sequence[str]
@@ -97,11 +97,11 @@ class ChildProcess:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def is_ready(self) -> bool:
-        """Whether it serves now."""
+        """Return whether it serves now."""
         return self._process is not None and self.child.is_ready(self.log_since_start())
 
     def log_since_start(self) -> str:
-        """What it has said since it was started; the end of it when that is much."""
+        """Return what it has said since it was started; the end of it when that is much."""
         with self.log_path.open("rb") as log:
             size = log.seek(0, os.SEEK_END)
             log.seek(max(self._log_start, size - _LOG_READ_BYTES))

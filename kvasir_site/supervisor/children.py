@@ -24,7 +24,7 @@ STOP_MARGIN_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Blueprint:
-    """What the children are made from: `worker_budget` in bytes each, `backbone_stop_s` is a stop in good order."""
+    """The parts that children are made from: `worker_budget` in bytes each, `backbone_stop_s` is a stop in good order."""
 
     settings: UpSettings
     redis: PrivateRedis | None  # None: REDIS_URL names one
@@ -110,10 +110,10 @@ def _manage(*arguments: str) -> list[str]:
 
 
 def _consumes(log: str) -> bool:
-    """Whether Celery says that this worker takes tasks; the model was loaded before."""
+    """Return whether Celery says that this worker takes tasks; the model was loaded before."""
     return any(line.endswith(" ready.") for line in log.splitlines())
 
 
 def _has_settled(log: str) -> bool:
-    """Whether this worker serves all that the market had for its budget."""
+    """Return whether this worker serves all that the market had for its budget."""
     return any(line.startswith('{"event": "settled"') for line in log.splitlines())

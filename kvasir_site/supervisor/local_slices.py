@@ -57,7 +57,7 @@ def forget_work(directory: Path) -> None:
 
 
 def _holds(path: Path, fingerprint: str, ranges: tuple[ExpertRange, ...]) -> bool:
-    """Whether this file is a sound slice of that model with these experts."""
+    """Return whether this file is a sound slice of that model with these experts."""
     if not path.exists():
         return False
     try:

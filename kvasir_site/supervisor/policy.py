@@ -1,4 +1,4 @@
-"""What a supervisor decides: who starts when, what happens when one ends, in which order all stop.
+"""The supervisor's decisions, pure: when each child starts, what follows when one ends, the order of the stop.
 
 Pure: it is told what happened and when, and answers with what to do. `supervisor` carries that out.
 """
@@ -28,7 +28,7 @@ class ChildPlan:
 
 
 class Phase(StrEnum):
-    """Where a child is."""
+    """The state of a child."""
 
     WAITING = "waiting"
     STARTING = "starting"
@@ -111,20 +111,20 @@ class Supervision:
 
     @property
     def is_up(self) -> bool:
-        """Whether all children are ready."""
+        """Return whether all children are ready."""
         return all(state.phase is Phase.READY for state in self._states.values())
 
     @property
     def has_ended(self) -> bool:
-        """Whether all were stopped and have ended."""
+        """Return whether all were stopped and have ended."""
         return self.is_stopping and all(state.phase is Phase.ENDED for state in self._states.values())
 
     def phase_of(self, name: str) -> Phase:
-        """Where a child is."""
+        """Return the state of a child."""
         return self._states[name].phase
 
     def tick(self, now: float) -> list[Action]:
-        """What is due by the clock alone."""
+        """Return the actions that are due by the clock alone."""
         if self.is_stopping:
             return self._tick_stop(now)
         actions: list[Action] = []

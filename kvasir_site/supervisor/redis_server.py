@@ -26,7 +26,7 @@ NOT_FOUND = (
 
 @dataclass(frozen=True, slots=True)
 class RedisBinary:
-    """Where a server is, and where it comes from, for people."""
+    """The path of a server and its origin, in words for people."""
 
     path: Path
     origin: str
@@ -42,7 +42,7 @@ class PrivateRedis:
 
     @property
     def url(self) -> str:
-        """What REDIS_URL is for the service's processes."""
+        """Return the REDIS_URL for the service's processes."""
         return f"redis://:{self.password}@127.0.0.1:{self.port}/0"
 
     @property
@@ -65,7 +65,7 @@ class PrivateRedis:
         return ("\n".join(lines) + "\n").encode()
 
     def answers(self) -> bool:
-        """Whether it serves now."""
+        """Return whether it serves now."""
         try:
             with socket.create_connection(("127.0.0.1", self.port), PROBE_DEADLINE_S) as link:
                 link.settimeout(PROBE_DEADLINE_S)

@@ -25,7 +25,7 @@ class SampleFailed(KvasirError):
 
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
-    """What is generated; `sampling` has the API's names, which are also those of `SamplingParams`."""
+    """The text to generate; `sampling` has the API's names, which are also those of `SamplingParams`."""
 
     model: str
     prompt: str
@@ -45,7 +45,7 @@ class Sample:
 
     @property
     def is_by_workers(self) -> bool:
-        """Whether workers computed every row-expert."""
+        """Return whether workers computed every row-expert."""
         return self.n_row_experts > 0 and self.share_hot == 0 and self.share_fallback == 0
 
     def shares(self) -> str:

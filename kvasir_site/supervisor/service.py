@@ -32,7 +32,7 @@ SAMPLE_TRIES = 5  # a worker that a busy machine let wait too long is left out f
 
 @dataclass(frozen=True, slots=True)
 class SamplePlan:
-    """What the sample generates, with which model file."""
+    """The prompt of the sample, its sampling, and the model file."""
 
     model_path: Path
     prompt: str
@@ -40,7 +40,7 @@ class SamplePlan:
 
 
 class ServiceUse:
-    """What happens once the service is up: sample, proof, instructions. Runs in a thread of its own."""
+    """The steps once the service is up: sample, proof, instructions. They run in a thread of their own."""
 
     def __init__(
         self, supervisor: Supervisor, terminal: Terminal, settings: UpSettings, plan: SamplePlan, key: str

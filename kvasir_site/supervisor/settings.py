@@ -48,6 +48,6 @@ class UpSettings:
 
     @property
     def reachable_host(self) -> str:
-        """Where processes of this machine reach the servers."""
+        """Return the host by which processes of this machine reach the servers."""
         host = LOOPBACK if self.host in _EVERYWHERE else self.host
         return f"[{host}]" if ":" in host else host

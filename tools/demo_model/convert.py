@@ -27,7 +27,7 @@ NAME = "kvasir-demo-moe"
 
 @dataclass(frozen=True, slots=True)
 class QuantMix:
-    """Which ggml type each kind of matrix gets."""
+    """The ggml type of each kind of matrix."""
 
     gate_up: GGMLQuantizationType
     down: GGMLQuantizationType

@@ -97,7 +97,7 @@ def prepare(sources: Sequence[Path], out: Path, *, n_held_out: int, n_vocab: int
 
 
 def _key(story: str) -> str:
-    """What two copies of a story have in common."""
+    """Return what two copies of a story have in common."""
     return re.sub(r"[^a-z0-9]", "", story.lower())
 
 

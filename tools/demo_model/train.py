@@ -27,7 +27,7 @@ _HELD_OUT_STEPS = 100
 
 @dataclass(frozen=True, slots=True)
 class TrainSettings:
-    """How to train; the defaults are those of the published model's last stage."""
+    """The training settings; the defaults are those of the published model's last stage."""
 
     n_steps: int = 2000
     n_batch: int = 24
