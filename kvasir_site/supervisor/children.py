@@ -24,7 +24,7 @@ STOP_MARGIN_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Blueprint:
-    """The parts that children are made from: `worker_budget` in bytes each, `backbone_stop_s` is a stop in good order."""
+    """The parts of the children: `worker_budget` in bytes each, `backbone_stop_s` is a stop in good order."""
 
     settings: UpSettings
     redis: PrivateRedis | None  # None: REDIS_URL names one
