@@ -16,6 +16,8 @@ import pytest
 from tests.browser.chromium import DEADLINE_S, Chromium, browse, wait_until
 from tests.browser.contributing import Site, answers_alike, contribute, half_served_site
 
+pytestmark = pytest.mark.long
+
 N_TOKENS = 200  # some seconds
 
 

@@ -57,6 +57,7 @@ def test_forgiven_errors_pass_and_waits_are_bounded_under_the_sites_policy(stati
     browse(scenario, forgiven=["expected here"])
 
 
+@pytest.mark.long
 def test_storage_outlives_a_browser_only_in_a_profile(static_url: str, tmp_path: Path) -> None:
     async def visit(browser: Chromium) -> str | None:
         page = await browser.open(f"{static_url}/blank.html")

@@ -47,6 +47,7 @@ def test_answers_with_a_tab_are_bit_for_bit_those_of_one_process(site: Site) -> 
     browse(scenario)
 
 
+@pytest.mark.long
 def test_a_reload_resumes_without_another_download_and_leaving_ends_it(site: Site) -> None:
     async def scenario(browser: Chromium) -> None:
         page = await contribute(browser, site.url)
@@ -92,6 +93,7 @@ def test_a_paused_tab_is_given_no_work_at_once_and_none_is_lost(site: Site) -> N
     browse(scenario)
 
 
+@pytest.mark.long
 def test_a_second_tab_is_refused_until_the_first_is_gone(site: Site) -> None:
     async def scenario(browser: Chromium) -> None:
         first = await contribute(browser, site.url)
@@ -117,6 +119,7 @@ NEW_CLIENT = """import('/static/kvasir/worker/tab/client.js').then(({ Contributi
 })"""
 
 
+@pytest.mark.long
 def test_the_recovery_key_takes_what_was_earned_to_a_browser_that_knew_nothing(site: Site) -> None:
     async def first(browser: Chromium) -> tuple[str, str]:
         page = await contribute(browser, site.url)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import httpx
+import pytest
 from playwright.async_api import Page
 
 from tests.browser.chromium import DEADLINE_S, Chromium, browse, wait_until
@@ -185,6 +186,7 @@ def test_it_says_that_data_is_old_and_comes_back(service: ServiceProcess) -> Non
     browse(scenario)
 
 
+@pytest.mark.long
 def test_it_comes_back_with_another_process(service: ServiceProcess) -> None:
     async def scenario(browser: Chromium) -> None:
         browser.forgive(r"WebSocket connection to|ERR_CONNECTION_REFUSED")

@@ -21,6 +21,7 @@ def test_both_compilers_of_the_engine_give_the_same_bits(compiler: str) -> None:
     run_node_tests("wasm_kernel.test.mjs", 2 * len(BUILDS), only="golden vector|self-test through", flags=[compiler])
 
 
+@pytest.mark.long
 def test_choice_of_a_kernel_in_node() -> None:
     run_node_tests("kernel_choice.test.mjs", 13)
 

@@ -123,8 +123,9 @@ def test_a_worker_leaves_and_another_takes_over_while_texts_are_written(
     site: Site, start: Callable[[str], AgentProcess], loaded: LoadedModel
 ) -> None:
     """No dispatch is ever lost: what no worker holds is computed here, and so is what crosses a goodbye on its way."""
-    leaving, large = start("one"), start("large")
-    leaving.wait_for("settled")
+    leaving = start("one")
+    leaving.wait_for("settled")  # before the other one starts, which has room for all and would leave it nothing
+    large = start("large")
     large.wait_for("settled")
     hello = replace(loaded.hello(), token=site.relay.tokens[Role.BACKBONE])
     alone = write(loaded, NoWorkers())
@@ -147,6 +148,7 @@ def test_a_worker_leaves_and_another_takes_over_while_texts_are_written(
     assert len(held_by(large)) == N_EXPERTS
 
 
+@pytest.mark.long
 def test_a_worker_that_is_killed_is_replaced_within_two_leases(
     site: Site, start: Callable[[str], AgentProcess], loaded: LoadedModel
 ) -> None:

@@ -209,6 +209,7 @@ def test_cancelling_frees_the_slot_and_works_on_the_queue_too(redis: RedisServer
     assert isinstance(second[1], Started) and isinstance(second[-1], Done)
 
 
+@pytest.mark.long
 def test_two_backbones_share_a_queue_and_one_is_killed(
     redis: RedisServer, model: Path, tmp_path: Path, loaded: LoadedModel
 ) -> None:
@@ -246,6 +247,7 @@ def test_two_backbones_share_a_queue_and_one_is_killed(
     assert [event for event in again if isinstance(event, Token)] == [e for e in events if isinstance(e, Token)]
 
 
+@pytest.mark.long
 def test_redis_killed_in_mid_generation(redis: RedisServer, model: Path, tmp_path: Path, loaded: LoadedModel) -> None:
     client = Client(redis)
 

@@ -194,6 +194,7 @@ def test_a_part_that_computes_is_killed_in_mid_generation(
     recovered(service, client, loaded)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["backbone", "redis"])
 def test_a_part_that_holds_the_answer_is_killed_in_mid_generation(
     name: str, service: ServiceProcess, client: openai.OpenAI, loaded: LoadedModel
